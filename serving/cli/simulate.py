@@ -46,6 +46,9 @@ def run(
     cache: Annotated[
         int, typer.Option(help="Tokens whose KV each prefill node keeps.")
     ] = 3_000_000,
+    disk: Annotated[
+        int, typer.Option(help="And on a disk below that; the hardware has to say how quick it is.")
+    ] = 0,
     eviction: Annotated[str, typer.Option(help="Which blocks leave first.")] = "lru",
     placement: Annotated[
         str, typer.Option(help="cache-centric, local-cache, least-loaded, random, round-robin.")
@@ -84,6 +87,7 @@ def run(
         prefill=prefill,
         decode=decode,
         cache_tokens=cache,
+        disk_tokens=disk,
         eviction=eviction,
         placement=placement,
         balancing=balancing,

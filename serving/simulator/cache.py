@@ -40,6 +40,9 @@ class NodeCache:
     def __len__(self) -> int:
         return len(self._places)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
     def match(self, chain: Sequence[int]) -> int:
         """How many blocks from the start of a chain are here."""
         places = self._places
@@ -47,6 +50,18 @@ class NodeCache:
             if name not in places:
                 return count
         return len(chain)
+
+    def on_disk(self, chain: Sequence[int]) -> int:
+        """How many of these blocks take a disk to be read."""
+        return 0
+
+    def remove(self, names: Sequence[int]) -> None:
+        """Keep blocks that are here no longer."""
+        freed = [self._places.pop(name) for name in names]
+        for place in freed:
+            del self._names[place]
+        self._free += freed
+        self._policy.remove(np.array(freed, np.int64))
 
     def insert(self, chain: Sequence[int]) -> tuple[list[int], list[int]]:
         """Keep a prompt's blocks; returns those that are new here and those that went for them.

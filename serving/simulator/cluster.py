@@ -45,6 +45,7 @@ from serving.simulator.outcomes import Outcomes
 from serving.simulator.predictions import exact_costs
 from serving.simulator.prefilling import Prefilling, PrefillNode
 from serving.simulator.prompts import TracePrompt
+from serving.simulator.tiers import TieredCache
 from serving.simulator.timeline import Timeline
 from serving.simulator.traces import requests
 from serving.simulator.unread import UnreadStats
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
     from eviction import EvictionPolicy, Trace
     from serving.scheduling.admission import AdmissionPolicy
+    from serving.scheduling.views import Placement
     from serving.simulator.hardware import Hardware
     from serving.simulator.network import Network
     from serving.simulator.traces import Coming
@@ -75,6 +77,8 @@ class Plan:
     """Nodes that decode; without any, requests end with their first token."""
     cache_tokens: int = 3_000_000
     """Of each prefill node, in whole blocks of its trace; 0 keeps nothing."""
+    disk_tokens: int = 0
+    """Of the disk below that, where the hardware says how quick it is; 0 has none."""
     eviction: str = "lru"
     placement: str = "cache-centric"
     balancing: float = 1.5
@@ -111,6 +115,11 @@ class Plan:
             )
         if self.speed <= 0 or not math.isfinite(self.speed):
             raise InvalidArgumentError(f"requests cannot come {self.speed} times as fast")
+        if self.disk_tokens < 0 or (self.disk_tokens and self.cache_tokens < BLOCK_TOKENS):
+            raise InvalidArgumentError(
+                f"a disk of {self.disk_tokens} tokens below a memory of {self.cache_tokens}: "
+                "blocks reach a disk through memory, and sizes are 0 or more"
+            )
         check_outages(self.outages, self.prefill, self.decode)
 
 
@@ -139,6 +148,11 @@ class Cluster:
     """Runs one trace, once."""
 
     def __init__(self, plan: Plan, hardware: Hardware) -> None:
+        if plan.disk_tokens and not hardware.disk_bytes_per_s:
+            raise InvalidArgumentError(
+                f"how quick disks are, on which {plan.disk_tokens} tokens should lie, is not said",
+                advice="name hardware with disk_bytes_per_s in its file",
+            )
         self._plan = plan
         self._hardware = hardware
         self._timeline = timeline = Timeline()
@@ -191,7 +205,10 @@ class Cluster:
         def make(count: int) -> EvictionPolicy:
             return create_policy(self._plan.eviction, count)
 
-        return NodeCache(self._plan.cache_tokens // BLOCK_TOKENS, make)
+        slots, disk_slots = (
+            tokens // BLOCK_TOKENS for tokens in (self._plan.cache_tokens, self._plan.disk_tokens)
+        )
+        return TieredCache(slots, disk_slots, make) if disk_slots else NodeCache(slots, make)
 
     def _named(self, prompt: Sequence[int]) -> tuple[Sequence[int], int]:
         """The names of a prompt's blocks, and their size; the blocks of an answer have none."""
@@ -274,7 +291,14 @@ class Cluster:
             computed=self._computed,
             sent=self._sent,
         )
-        self._prefill[place.prefill].take(prompt, place.pulled)
+        read_s = self._read_s(flight, place) if place.source and self._plan.disk_tokens else 0.0
+        self._prefill[place.prefill].take(prompt, place.pulled, read_s)
+
+    def _read_s(self, flight: _Flight, place: Placement) -> float:
+        """How long the owner of a prefix reads its disk for what is pulled."""
+        first, last = (place.cached - place.pulled) // BLOCK_TOKENS, place.cached // BLOCK_TOKENS
+        blocks = self._prefill[place.source].cache.on_disk(flight.chain[first:last])
+        return self._hardware.disk_s(blocks * BLOCK_TOKENS * self._hardware.kv_bytes)
 
     def _started(self, prompt: Prefilling) -> None:
         self._flights[prompt.number].course.started(self._timeline.now, prompt.cached)
@@ -282,7 +306,7 @@ class Cluster:
     def _computed(self, prompt: Prefilling) -> None:
         flight, now = self._flights[prompt.number], self._timeline.now
         course, cached = flight.course, prompt.cached
-        self._outcomes.first_token(flight.number, now, cached, prompt.seconds)
+        self._outcomes.first_token(flight.number, now, cached, prompt.seconds, prompt.from_disk)
         flight.first_at = now
         course.first(now, 0)
         whole = prompt.target < 0
@@ -291,8 +315,8 @@ class Cluster:
             Prefilled(
                 computed_tokens=prompt.tokens - cached,
                 cached_tokens=cached,
-                fetch_s=0.0,
-                compute_s=prompt.seconds,
+                fetch_s=prompt.load_s,
+                compute_s=prompt.seconds - prompt.load_s,
                 kv=None,
                 stopped="length" if whole else "",
                 own_tokens=prompt.own,
@@ -390,4 +414,6 @@ def _scheduler(plan: Plan, hardware: Hardware) -> Scheduler:
     admission: AdmissionPolicy = ADMISSIONS[plan.admission]() if refuses else AtDecode()
     placement = PLACEMENTS[plan.placement](plan.balancing, random.Random(plan.seed))
     policies = Policies(placement=placement, admission=admission)
-    return Scheduler(slo, policies, exact_costs(hardware, plan.decode_s))
+    return Scheduler(
+        slo, policies, exact_costs(hardware, plan.decode_s, disks=plan.disk_tokens > 0)
+    )

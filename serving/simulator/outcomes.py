@@ -30,6 +30,8 @@ class Outcomes:
         those of its last attempt, if nodes failed it."""
         self.computing_s = np.zeros(requests)
         self.cached_tokens = np.zeros(requests, np.int64)
+        self.disk_tokens = np.zeros(requests, np.int64)
+        """Those of the cached ones that lay on the disk of the node that computed it."""
         self.retries = np.zeros(requests, np.int32)
         """How often it was gone on with elsewhere."""
         self.codes: list[str] = [""] * requests
@@ -42,7 +44,9 @@ class Outcomes:
         """It is there."""
         self.arrived_s[number] = now
 
-    def first_token(self, number: int, now: float, cached: int, seconds: float) -> None:
+    def first_token(
+        self, number: int, now: float, cached: int, seconds: float, from_disk: int = 0
+    ) -> None:
         """Its prompt was computed, from so many cached tokens on.
 
         Where that happens again, after a node failed it, only the time is added.
@@ -50,6 +54,8 @@ class Outcomes:
         if not self.computing_s[number]:
             self.first_s[number] = now
             self.cached_tokens[number] = cached
+            if from_disk:
+                self.disk_tokens[number] = from_disk
         self.computing_s[number] += seconds
 
     def decoded(self, number: int, second_s: float, slowest_s: float) -> None:
@@ -111,6 +117,7 @@ def summary(
         "retried": int(np.count_nonzero(outcomes.retries)),
         "simulated_s": outcomes.lasted_s,
         "hit_ratio": float(outcomes.cached_tokens.sum() / max(1, input_tokens[computed].sum())),
+        "disk_ratio": float(outcomes.disk_tokens.sum() / max(1, input_tokens[computed].sum())),
         "prefill_mean_s": float(outcomes.computing_s[computed].mean()) if computed.any() else 0.0,
         "prefill_wasted_s": outcomes.wasted_s,
         "goodput_per_s": float(np.count_nonzero(in_time) / max(outcomes.lasted_s, 1e-9)),

@@ -1,7 +1,8 @@
 """Costs that are exactly what simulated machines take, so that policies alone differ.
 
 What a running system would have learnt is known here from the start, and measurements are not
-taken in. How long decodes last is learnt as in the product, or fixed.
+taken in. How long decodes last is learnt as in the product, or fixed; what loading takes is learnt
+where blocks lie on disks too, since nobody tells the scheduler which of them do.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from serving.scheduling.costs import Costs
-from serving.scheduling.learnt import LearntDuration, LearntTransfer
+from serving.scheduling.learnt import LearntDuration, LearntLoad, LearntTransfer
 
 if TYPE_CHECKING:
     from serving.simulator.hardware import Hardware
@@ -80,12 +81,12 @@ class _Fixed:
         """Changes nothing."""
 
 
-def exact_costs(hardware: Hardware, decode_s: float = 0.0) -> Costs:
+def exact_costs(hardware: Hardware, decode_s: float = 0.0, *, disks: bool = False) -> Costs:
     """The costs of a cluster of such nodes, where decodes last so long; 0 learns that."""
     return Costs(
         prefill=_Prefill(hardware),
         transfer=_Transfer(hardware.network_bytes_per_s),
-        load=_Load(hardware),
+        load=LearntLoad(hardware.load_bytes_per_s) if disks else _Load(hardware),
         decode=_Decode(hardware),
         duration=_Fixed(decode_s) if decode_s else LearntDuration(),
         kv_bytes=hardware.kv_bytes,

@@ -43,7 +43,11 @@ class Prefilling:
     there: bool = True
     cached: int = 0
     own: int = 0
+    from_disk: int = 0
+    """Tokens of its own that were read from disk."""
+    load_s: float = 0.0
     seconds: float = 0.0
+    """Those included."""
     left: int = field(default=2, init=False)
 
 
@@ -71,18 +75,29 @@ class PrefillNode:
         self._number = 0
         self._computing: Prefilling | None = None
 
-    def take(self, prompt: Prefilling, pulled: int) -> None:
-        """Queue a prompt, and have `pulled` tokens of its prefix sent here."""
+    def take(self, prompt: Prefilling, pulled: int, read_s: float = 0.0) -> None:
+        """Queue a prompt, and have `pulled` tokens of its prefix sent here.
+
+        Whoever has them reads its disk for `read_s` before.
+        """
         self._number += 1
         heapq.heappush(self._waiting, (-prompt.priority, self._number, prompt))
         if prompt.source >= 0:
             prompt.there = False
+            if read_s:
+                self._timeline.at(self._timeline.now + read_s, self._pull, prompt, pulled)
+            else:
+                self._pull(prompt, pulled)
+        self.begin()
+
+    def _pull(self, prompt: Prefilling, pulled: int) -> None:
+        if not prompt.there:  # else whoever had it has failed
             count = pulled * self._hardware.kv_bytes
             self._network.send(prompt.source, self.number, count, self._arrived, prompt)
-        self.begin()
 
     def drop(self, prompt: Prefilling) -> None:
         """Give a prompt up that waits or is computed; `begin` follows."""
+        prompt.there = True
         if self._computing is prompt:
             self._computing = None
         else:
@@ -117,14 +132,23 @@ class PrefillNode:
             heapq.heapify(self._waiting)
             prompt = ready[2]
         self._computing = prompt
-        prompt.own = min(self.cache.match(prompt.chain) * self._block_tokens, prompt.tokens)
-        prompt.cached = max(prompt.own, prompt.pulled_to)
-        prompt.seconds = self._hardware.prefill_s(prompt.tokens, prompt.cached)
+        self._look_at_prefix(prompt)
         prompt.started(prompt)
         self._timeline.at(self._timeline.now + prompt.seconds, self._done, prompt)
         if prompt.target >= 0:
             count = prompt.tokens * self._hardware.kv_bytes
             self._network.send(self.number, prompt.target, count, self._part, prompt)
+
+    def _look_at_prefix(self, prompt: Prefilling) -> None:
+        """What there is of it, and so how long it takes."""
+        hardware, found = self._hardware, self.cache.match(prompt.chain)
+        prompt.own = min(found * self._block_tokens, prompt.tokens)
+        prompt.cached = max(prompt.own, prompt.pulled_to)
+        below = self.cache.on_disk(prompt.chain[:found])
+        prompt.from_disk = min(below * self._block_tokens, prompt.own)
+        prompt.load_s = hardware.load_s(min(prompt.cached, prompt.tokens) * hardware.kv_bytes)
+        prompt.load_s += hardware.disk_s(prompt.from_disk * hardware.kv_bytes)
+        prompt.seconds = hardware.compute_s(prompt.tokens, prompt.cached) + prompt.load_s
 
     def _done(self, prompt: Prefilling) -> None:
         if prompt is not self._computing:
