@@ -73,6 +73,9 @@ def run(
         list[str] | None,
         typer.Option(help="A node that fails: its name, when, for how long; may be given again."),
     ] = None,
+    roles: Annotated[
+        bool, typer.Option("--roles", help="Let nodes change sides, as loads ask for it.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="For what is drawn at random.")] = 1,
     as_json: JsonOption = False,
 ) -> None:
@@ -97,6 +100,7 @@ def run(
         network=network,
         speed=speed,
         seed=seed,
+        roles=roles,
         outages=tuple(map(read_outage, fail or ())),
     )
     requests = _read(trace)

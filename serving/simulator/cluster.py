@@ -10,7 +10,8 @@ random but a placement that is, by the seed of the plan: the same plan, the same
 
 A node that fails loses its memory and what it was doing, and leaves ledger and index. Courses that
 need it, where a prompt is computed, on its way or decoded, are told at once, and find another node;
-the product notices when it next has to do with it. Who waits is woken when it comes back.
+the product notices when it next has to do with it. Who waits is woken when it comes back. Where
+nodes change roles, each is both kinds of node, of which one has nothing to do.
 
 The 12,031 requests of the published conversation trace take 8 + 8 nodes 2 s of one core. Outcomes
 are columns, and a request that has ended is only there.
@@ -28,13 +29,13 @@ import numpy as np
 from eviction import POLICIES, create_policy
 from mooncake_store.errors import InvalidArgumentError
 from serving.engine.sampling import Sampling
-from serving.scheduling.admission import AtDecode
 from serving.scheduling.course import Compute, Course, Decode, Prefilled, Wait
 from serving.scheduling.holdings import Holdings
 from serving.scheduling.index import PrefixIndex
 from serving.scheduling.ledger import DECODE, PREFILL, Instance
 from serving.scheduling.policies import ADMISSIONS, PLACEMENTS
 from serving.scheduling.requests import Finish, Request
+from serving.scheduling.roles import RoleBalancer
 from serving.scheduling.scheduler import Policies, Scheduler
 from serving.scheduling.views import Slo
 from serving.simulator.cache import NodeCache
@@ -45,6 +46,7 @@ from serving.simulator.outcomes import Outcomes
 from serving.simulator.predictions import exact_costs
 from serving.simulator.prefilling import Prefilling, PrefillNode
 from serving.simulator.prompts import TracePrompt
+from serving.simulator.role_changes import RoleChanges
 from serving.simulator.tiers import TieredCache
 from serving.simulator.timeline import Timeline
 from serving.simulator.traces import requests
@@ -54,8 +56,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from eviction import EvictionPolicy, Trace
-    from serving.scheduling.admission import AdmissionPolicy
-    from serving.scheduling.views import Placement
+    from serving.scheduling.admission import AdmissionPolicy, Outlook
+    from serving.scheduling.views import Placement, Rejection
     from serving.simulator.hardware import Hardware
     from serving.simulator.network import Network
     from serving.simulator.traces import Coming
@@ -95,6 +97,8 @@ class Plan:
     seed: int = 1
     outages: tuple[Outage, ...] = ()
     """Which nodes fail when, and for how long."""
+    roles: bool = False
+    """Whether nodes change sides, as loads ask for it."""
 
     def __post_init__(self) -> None:
         for value, known, what in (
@@ -113,6 +117,8 @@ class Plan:
                 f"{self.prefill} prefill and {self.decode} decode nodes with {self.cache_tokens} "
                 "tokens of cache: one node computes prompts at least, nothing is below 0"
             )
+        if self.roles and not self.decode:
+            raise InvalidArgumentError("roles change between nodes that compute and that decode")
         if self.speed <= 0 or not math.isfinite(self.speed):
             raise InvalidArgumentError(f"requests cannot come {self.speed} times as fast")
         if self.disk_tokens < 0 or (self.disk_tokens and self.cache_tokens < BLOCK_TOKENS):
@@ -161,16 +167,18 @@ class Cluster:
         self._holdings = Holdings(self._index, self._named)
         self._scheduler = _scheduler(plan, hardware)
         network = NETWORKS[plan.network](timeline, hardware.network_bytes_per_s)
-        self._prefill = {
-            f"prefill-{number}": self._prefill_node(number, network)
-            for number in range(plan.prefill)
-        }
-        self._decode = {
-            f"decode-{number}": DecodeNode(plan.prefill + number, timeline, hardware)
-            for number in range(max(1, plan.decode))
-        }
-        for name in (*self._prefill, *self._decode):
+        self._roles = {f"prefill-{number}": PREFILL for number in range(plan.prefill)}
+        self._roles |= {f"decode-{number}": DECODE for number in range(max(1, plan.decode))}
+        able = (PREFILL, DECODE) if plan.roles else ()
+        self._prefill: dict[str, PrefillNode] = {}
+        self._decode: dict[str, DecodeNode] = {}
+        for number, (name, role) in enumerate(self._roles.items()):
+            if PREFILL in (role, *able):
+                self._prefill[name] = self._prefill_node(name, number, network)
+            if DECODE in (role, *able):
+                self._decode[name] = DecodeNode(number, timeline, hardware)
             self._join(name)
+        self._changes = RoleChanges(self._scheduler, timeline, self._take_role, self._is_needed)
         self._network = network
         self._flights: dict[int, _Flight] = {}
         self._waiting: dict[int, None] = {}
@@ -179,7 +187,7 @@ class Cluster:
         self._outcomes: Outcomes
 
     def _join(self, name: str) -> None:
-        if name in self._prefill:
+        if self._roles[name] == PREFILL:
             instance = Instance(name, PREFILL)
         else:
             # Where nobody is refused, what has no room waits for it.
@@ -187,8 +195,16 @@ class Cluster:
             instance = Instance(name, DECODE, room)
         self._scheduler.ledger.join(instance)
 
-    def _prefill_node(self, number: int, network: Network) -> PrefillNode:
-        name, index = f"prefill-{number}", self._index
+    def _take_role(self, name: str, role: str) -> None:
+        self._roles[name] = role
+        self._outcomes.role_changes += 1
+        self._come_back(name)
+
+    def _is_needed(self, name: str) -> bool:
+        return any(self._needs(each, name) for each in self._flights.values())
+
+    def _prefill_node(self, name: str, number: int, network: Network) -> PrefillNode:
+        index = self._index
 
         def told(fresh: Sequence[int], gone: Sequence[int]) -> None:
             index.discard(name, gone)
@@ -247,6 +263,8 @@ class Cluster:
     def _arrive(self, coming: Coming) -> None:
         self._expect_next()
         number, now = coming.number, self._timeline.now
+        if self._plan.roles and not number:
+            self._changes.look_often(lambda: self._outcomes.open > 0)
         output = max(1, coming.output_tokens) if self._plan.decode else 1
         prompt = TracePrompt(coming.input_tokens, coming.chain, number)
         request = Request(str(number), prompt, _SAMPLING, output, deadline_s=_NEVER_S)
@@ -360,6 +378,7 @@ class Cluster:
         self._timeline.at(now + outage.lasts_s, self._come_back, name)
         self._scheduler.ledger.leave(name)
         self._index.forget(name)
+        self._changes.forget(name)
         lost = [each for each in self._flights.values() if self._needs(each, name)]
         for flight in lost:
             if flight.prompt is not None:
@@ -368,7 +387,7 @@ class Cluster:
         if name in self._prefill:
             number = self._prefill[name].number
             self._prefill[name].lose_memory(self._cache())
-        else:
+        if name in self._decode:
             number = self._decode[name].number
             for sequence, done in self._decode[name].fail():
                 if done:
@@ -408,12 +427,21 @@ def _check_order(trace: Trace) -> None:
         )
 
 
+class _Everybody:
+    """Refuses nobody."""
+
+    def refusal(self, outlook: Outlook) -> Rejection | None:
+        return None
+
+
 def _scheduler(plan: Plan, hardware: Hardware) -> Scheduler:
     refuses = plan.admission in ADMISSIONS
-    slo = Slo(plan.ttft_s, plan.tbt_s) if refuses else Slo(_NEVER_S, _NEVER_S)
-    admission: AdmissionPolicy = ADMISSIONS[plan.admission]() if refuses else AtDecode()
+    admission: AdmissionPolicy = ADMISSIONS[plan.admission]() if refuses else _Everybody()
     placement = PLACEMENTS[plan.placement](plan.balancing, random.Random(plan.seed))
-    policies = Policies(placement=placement, admission=admission)
+    roles = RoleBalancer() if plan.roles else None
+    policies = Policies(placement=placement, admission=admission, roles=roles)
     return Scheduler(
-        slo, policies, exact_costs(hardware, plan.decode_s, disks=plan.disk_tokens > 0)
+        Slo(plan.ttft_s, plan.tbt_s),
+        policies,
+        exact_costs(hardware, plan.decode_s, disks=plan.disk_tokens > 0),
     )

@@ -36,6 +36,9 @@ class Outcomes:
         """How often it was gone on with elsewhere."""
         self.codes: list[str] = [""] * requests
         self.lasted_s = 0.0
+        self.open = requests
+        """How many have not ended."""
+        self.role_changes = 0
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -66,6 +69,7 @@ class Outcomes:
         """It ended, by its length, refused or failed."""
         self.ended_s[number] = now
         self.codes[number] = code
+        self.open -= 1
         if retries:
             self.retries[number] = retries
 
@@ -115,6 +119,7 @@ def summary(
         "refused": len(outcomes) - answered - failed,
         "failed": failed,
         "retried": int(np.count_nonzero(outcomes.retries)),
+        "role_changes": outcomes.role_changes,
         "simulated_s": outcomes.lasted_s,
         "hit_ratio": float(outcomes.cached_tokens.sum() / max(1, input_tokens[computed].sum())),
         "disk_ratio": float(outcomes.disk_tokens.sum() / max(1, input_tokens[computed].sum())),
