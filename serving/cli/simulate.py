@@ -70,8 +70,7 @@ def run(
         str, typer.Option(help="A kind of machine by its name, or a file.")
     ] = "a800-llama3-70b",
     fail: Annotated[
-        list[str] | None,
-        typer.Option(help="A node that fails: its name, when, for how long; may be given again."),
+        list[str] | None, typer.Option(help="A node that fails, when and for how long; repeatable.")
     ] = None,
     roles: Annotated[
         bool, typer.Option("--roles", help="Let nodes change sides, as loads ask for it.")
@@ -128,7 +127,7 @@ def _tell(trace: "Trace", outcomes: "Outcomes", plan: "Plan", as_json: bool) -> 
 
 @app.command(
     epilog=examples(
-        ("mooncake simulate paper conversation_trace.jsonl", "about two minutes"),
+        ("mooncake simulate paper conversation_trace.jsonl", "half a minute"),
         ("mooncake simulate paper --json", "the rows that need no trace"),
     )
 )

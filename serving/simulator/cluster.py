@@ -13,8 +13,9 @@ need it, where a prompt is computed, on its way or decoded, are told at once, an
 the product notices when it next has to do with it. Who waits is woken when it comes back. Where
 nodes change roles, each is both kinds of node, of which one has nothing to do.
 
-The 12,031 requests of the published conversation trace take 8 + 8 nodes 2 s of one core. Outcomes
-are columns, and a request that has ended is only there.
+The 12,031 requests of the published conversation trace take 8 + 8 nodes 2 s of one core, 100,000
+made-up ones take 500 + 500 nodes 170 s, since the scheduler looks at every node for each of them.
+Outcomes are columns, and a request that has ended is only there: nothing else grows with a trace.
 """
 
 from __future__ import annotations
