@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 
 import aiohttp
@@ -67,7 +68,7 @@ async def ask(http, url, prompt, outcome):
         "ignore_eos": True, "stream": True, "return_token_ids": True,
         "stream_options": {"include_usage": True},
     }  # fmt: skip
-    began, first, answer = time.monotonic(), 0.0, []
+    began, told, answer = time.monotonic(), [], []
     async with http.post(url + "/v1/completions", json=body) as response:
         assert response.status == 200, await response.text()
         async for line in response.content:
@@ -75,13 +76,15 @@ async def ask(http, url, prompt, outcome):
                 continue
             event = json.loads(line[6:])
             for choice in event.get("choices", ()):
-                first = first or time.monotonic()
-                answer += choice.get("token_ids") or ()
+                if ids := choice.get("token_ids"):
+                    told.append(time.monotonic())
+                    answer += ids
             if usage := event.get("usage"):
                 outcome.prompt_tokens += usage["prompt_tokens"]
                 outcome.cached_tokens += usage["prompt_tokens_details"]["cached_tokens"]
-    outcome.first_s.append(first - began)
     assert len(answer) == ANSWER_TOKENS, f"{len(answer)} tokens were told"
+    outcome.first_s.append(told[0] - began)
+    outcome.between_s += [later - earlier for earlier, later in pairwise(told)]
     return answer
 
 
