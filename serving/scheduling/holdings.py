@@ -46,9 +46,12 @@ class Expected:
         """An instance was given a prompt; `settle` follows once for each of these."""
         if not chain:
             return
-        counts = self._counts.setdefault(holder, {})
-        for block in chain:
-            counts[block] = counts.get(block, 0) + 1
+        counts = self._counts.get(holder)
+        if counts is None:  # as often as not
+            self._counts[holder] = dict.fromkeys(chain, 1)
+        else:
+            for block in chain:
+                counts[block] = counts.get(block, 0) + 1
         self._expected.add(holder, chain)
 
     def settle(self, holder: str, chain: Sequence[Hashable]) -> None:

@@ -105,11 +105,13 @@ class _Work:
 
     def queue_s(self, now: float, priority: int) -> float:
         """Predicted seconds that a new request of this priority would wait for."""
-        waits_ns = 0
-        for level, (_, work_ns) in self.waiting.items():
-            if level >= priority:
-                waits_ns += work_ns
-        total = 1e-9 * waits_ns
+        total = 0.0
+        if self.waiting:
+            waits_ns = 0
+            for level, (_, work_ns) in self.waiting.items():
+                if level >= priority:
+                    waits_ns += work_ns
+            total = 1e-9 * waits_ns
         for flight in self.computing.values():
             assert flight.began is not None
             left_s = flight.predicted_s - (now - flight.began)

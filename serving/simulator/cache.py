@@ -75,12 +75,15 @@ class NodeCache:
         gone = self._make_room(count - len(free), used) if count > len(free) else []
         fresh: list[int] = []
         if count:
-            fresh = [name for name, place in zip(chain, used, strict=True) if place == _NOWHERE]
+            first = used.index(_NOWHERE)
+            fresh = list(chain[first:])
+            if len(fresh) > count:  # some behind the first are here
+                fresh = [name for name in fresh if name not in places]
             taken = free[: -count - 1 : -1]
             del free[-count:]
             names.update(zip(taken, fresh, strict=True))
             places.update(zip(fresh, taken, strict=True))
-            used = list(map(places.__getitem__, chain))
+            used[first:] = map(places.__getitem__, chain[first:])
         used.reverse()
         self._policy.insert(np.array(used, np.int64), self._depths[self._slots - len(used) :])
         return fresh, gone
