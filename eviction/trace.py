@@ -22,7 +22,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Trace", "parse_trace", "read_trace", "synthetic_trace"]
+__all__ = [
+    "BLOCK_TOKENS",
+    "Row",
+    "Trace",
+    "columns_of",
+    "parse_trace",
+    "read_trace",
+    "synthetic_trace",
+]
+
+BLOCK_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +54,9 @@ class Trace:
         return int(self.ids.max(initial=-1)) + 1
 
 
-class _Line(msgspec.Struct, gc=False):
+class Row(msgspec.Struct, gc=False):
+    """One request, as a line of the file has it."""
+
     timestamp: int
     input_length: int
     output_length: int
@@ -62,8 +74,8 @@ def read_trace(path: str | PathLike[str]) -> Trace:
 
 def parse_trace(lines: Iterable[bytes | str], source: str = "trace") -> Trace:
     """The trace in `lines`; blank ones are skipped, and `source` names them in errors."""
-    decoder = msgspec.json.Decoder(_Line)
-    requests: list[_Line] = []
+    decoder = msgspec.json.Decoder(Row)
+    requests: list[Row] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -76,12 +88,12 @@ def parse_trace(lines: Iterable[bytes | str], source: str = "trace") -> Trace:
             raise ValueError(f"{source}, line {number}: not a trace request: {error}") from error
         requests.append(request)
     try:
-        return _columns(requests)
+        return columns_of(requests)
     except OverflowError as error:
         raise ValueError(f"{source}: a number does not fit 64 bits") from error
 
 
-def _columns(requests: list[_Line]) -> Trace:
+def columns_of(requests: list[Row]) -> Trace:
     """The requests as columns, ids renumbered by first appearance."""
     lengths = [len(request.hash_ids) for request in requests]
     flat = np.array([id_ for request in requests for id_ in request.hash_ids], dtype=np.int64)
@@ -108,7 +120,7 @@ def synthetic_trace(requests: int, seed: int = 0) -> Trace:
     prompts = [list(range(4 * prompt, 4 * prompt + 4)) for prompt in range(8)]
     fresh = 4 * len(prompts)
     open_conversations: list[list[int]] = []
-    lines: list[_Line] = []
+    lines: list[Row] = []
     for number in range(requests):
         if open_conversations and random.random() < 0.6:
             back = min(int(random.exponential(200)), len(open_conversations) - 1)
@@ -119,5 +131,5 @@ def synthetic_trace(requests: int, seed: int = 0) -> Trace:
         conversation = [*conversation, *range(fresh, fresh + added)]
         fresh += added
         open_conversations.append(conversation)
-        lines.append(_Line(100 * number, 512 * len(conversation), 200, conversation))
-    return _columns(lines)
+        lines.append(Row(100 * number, BLOCK_TOKENS * len(conversation), 200, conversation))
+    return columns_of(lines)

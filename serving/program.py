@@ -39,6 +39,11 @@ def run(
         asyncio.run(_system(settings, ready, port_file))
         return
     settings.check()
+    if settings.record:
+        raise ConfigError(
+            "what engines elsewhere are asked is not recorded",
+            advice="leave out --record, or --backend",
+        )
     for name, url in engines.items():
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"the engine {name} has no http:// URL but {url!r}")

@@ -17,6 +17,7 @@ import os
 import random
 import socket
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -33,6 +34,7 @@ from serving.scheduling.policies import ADMISSIONS, PLACEMENTS
 from serving.scheduling.roles import RoleBalancer
 from serving.scheduling.scheduler import Policies, Scheduler
 from serving.scheduling.views import Slo
+from serving.traces.recording import Recorder
 from serving.workers.local import LocalWorkers
 from serving.workers.protocol import COUPLED_ROLE, DECODE_ROLE, PREFILL_ROLE
 from serving.workers.settings import settings_from
@@ -87,6 +89,8 @@ class SystemSettings:
     fixed_roles: bool = False
     push: bool = True
     pipeline: int = 1
+    record: str = ""
+    """A file for a trace of the requests; empty writes none."""
     worker: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -157,6 +161,7 @@ class ServingSystem:
         self.store: LocalCluster | None = None
         self.workers: LocalWorkers | None = None
         self.conductor = Conductor(requests_max=settings.requests_max)
+        self._recorder: Recorder | None = None
         self._listener: socket.socket | None = None
         self._runner: web.AppRunner | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -177,6 +182,9 @@ class ServingSystem:
         settings = self.settings
         # What is quick to see comes before what takes seconds to start.
         self._listener = listen(settings.host, settings.port)
+        if settings.record:
+            self._recorder = Recorder(Path(settings.record))
+            self._recorder.start()
         pool = {"secret_file": settings.store_secret} if settings.store_secret else {}
         if settings.store_url:
             async with AsyncClient(settings.store_url, **pool):
@@ -209,6 +217,7 @@ class ServingSystem:
             model=settings.name,
             token=settings.token,
             deadline_s=settings.deadline_s,
+            recorder=self._recorder,
         )
         front.limits()  # a tokenizer or chat template that cannot be used is told of now
         self._runner, self.url = await serve_http(
@@ -223,6 +232,8 @@ class ServingSystem:
             await runner.cleanup()
         if listener is not None:
             listener.close()
+        if self._recorder is not None:
+            await self._recorder.close()
         supervisor, self._supervisor = self._supervisor, None
         tasks = [task for task in (supervisor, *self._replacing.values()) if task is not None]
         for task in tasks:

@@ -23,6 +23,7 @@ from mooncake_store.cli.shared.app import (
     table,
     taking,
 )
+from mooncake_store.cli.shared.client import store_options
 from mooncake_store.errors import InvalidArgumentError, StoreError
 
 if TYPE_CHECKING:
@@ -55,6 +56,11 @@ ThreadsOption = Annotated[
 ]
 
 
+TraceArgument = Annotated[
+    Path | None, typer.Argument(help="A trace; without one conversations are made up.")
+]
+
+
 def _option(name: str, metavar: str, about: str, kind: type = str) -> tuple[object, Any]:
     return None, Annotated[kind | None, typer.Option(name, metavar=metavar, help=about)]
 
@@ -68,6 +74,8 @@ class _Bench(NamedTuple):
     """By the parameter of `run` that takes them; what is not given is left out of the call."""
     module: str = ""
     """Of a bench that `all` leaves out: it is above this package, so known by name only."""
+    store: bool = False
+    """Whether it can use a store that runs, and finds it with `connected`."""
 
 
 FULL = {"--json": "the full run, for a program"}
@@ -156,6 +164,31 @@ COMMANDS = {
             "--vs upstream": "beside the original's master",
         },
     ),
+    "replay": _Bench(
+        "Play a trace of requests against a store, or a server of models.",
+        {
+            "--quick": "made-up conversations, on a store that it starts",
+            "trace.jsonl --master 10.0.0.5:50051 --speed 2": "on a store that runs, twice as fast",
+            "trace.jsonl --front http://127.0.0.1:8000 --requests 500": (
+                "completions of the trace's lengths, when it has them come"
+            ),
+        },
+        {
+            "trace": (None, TraceArgument),
+            "front": _option("--front", "URL", "A server with OpenAI's API, in place of a store."),
+            "token_file": _option("--token-file", "FILE", "File with its API key.", Path),
+            "speed": _option("--speed", "X", "Play the trace's times, so much faster.", float),
+            "requests": _option("--requests", "N", "Play only the first ones.", int),
+            "block": _option("--block", "SIZE", "Bytes of a block in a store; 64KiB."),
+            "clients": _option("--clients", "N", "Requests at once to a store; 1.", int),
+            "segment": _option("--segment", "SIZE", "Memory of a store that it starts."),
+            "block_tokens": _option(
+                "--block-tokens", "N", "Tokens of a block for a server; 512.", int
+            ),
+        },
+        module="serving.bench.replay",
+        store=True,
+    ),
     "restart": _Bench(
         "Measure how long a pool is away when its processes are killed.",
         {"--quick": "seconds until objects are read again, with 20,000 of them"} | FULL,
@@ -219,8 +252,9 @@ def _add(name: str, bench: _Bench) -> None:
     if bench.module:
         del common["vs"]
     lines = [(f"mooncake bench {name} {words}", why) for words, why in bench.examples.items()]
+    command = taking(bench.options | common)(run)
     app.command(name, help=bench.about, epilog=examples(*lines))(
-        taking(bench.options | common)(run)
+        store_options(command) if bench.store else command
     )
 
 

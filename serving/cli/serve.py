@@ -62,6 +62,7 @@ OPTIONS = {
         kind=list[str],
         metavar="NAME=VALUE",
     ),
+    "record": _option("", "Write a trace of the requests to this new file.", metavar="FILE"),
     "token_file": _option(None, "File with the API key to ask for."),
     "insecure": (False, InsecureOption),
     "port_file": (None, PortFileOption),

@@ -80,10 +80,10 @@ def run(
 ) -> None:
     """Serve every request of a trace in simulated time, and tell what users would have seen."""
     from mooncake_store.units import parse_duration
-    from serving.simulator import traces
     from serving.simulator.cluster import Cluster, Plan
     from serving.simulator.hardware import read_hardware
     from serving.simulator.outages import read_outage
+    from serving.traces.shape import spread as spread_out
 
     plan = Plan(
         prefill=prefill,
@@ -104,7 +104,7 @@ def run(
     )
     requests = _read(trace)
     outcomes = Cluster(plan, read_hardware(hardware)).run(
-        traces.spread(requests) if spread else requests
+        spread_out(requests) if spread else requests
     )
     _tell(requests, outcomes, plan, as_json)
 
@@ -112,11 +112,11 @@ def run(
 def _tell(trace: "Trace", outcomes: "Outcomes", plan: "Plan", as_json: bool) -> None:
     """Print what one wants to know of a run."""
     from serving.simulator.outcomes import summary
-    from serving.simulator.traces import describe
+    from serving.traces.shape import describe
 
     figures = summary(outcomes, trace.input_tokens, plan.ttft_s, plan.tbt_s)
     emit(
-        {"trace": describe(trace)._asdict(), **figures},
+        {"trace": describe(trace).plain(), **figures},
         as_json=as_json,
         human=lambda: table(
             {"figure": "left", "value": "right"},

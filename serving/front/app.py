@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from serving.engine.tool_styles import Call
     from serving.front.board import ConductorBoard
     from serving.scheduling.requests import Outcome
+    from serving.traces.recording import Recorder
 
 __all__ = ["BODY_BYTES_MAX", "Front", "error_response", "front_application", "guard"]
 
@@ -72,6 +73,12 @@ class Front:
     token: str = ""
     deadline_s: float = 120.0
     tokenizer: Tokenizer | None = None
+    recorder: Recorder | None = None
+
+    def submit(self, request: Request) -> AsyncGenerator[Outcome, None]:
+        """Go through what happens to a request, which is recorded if anything is."""
+        outcomes = self.conductor.submit(request)
+        return self.recorder.recorded(request, outcomes) if self.recorder else outcomes
 
     def limits(self) -> tuple[Limits, Tokenizer]:
         """What holds for a request now; raises while no worker has said what it serves."""
@@ -178,7 +185,7 @@ class _Handlers:
         name = f"{'chatcmpl' if asked.chat else 'cmpl'}-{secrets.token_hex(12)}"
         texts = [AnswerText(tokenizer, asked.stopping) for _ in range(asked.choices)]
         sources = [
-            partial(self._front.conductor.submit, _wanted(asked, name, number, text))
+            partial(self._front.submit, _wanted(asked, name, number, text))
             for number, text in enumerate(texts)
         ]
         answer = _Answer(asked, texts, Shape(asked, name, int(time.time()), tokenizer))

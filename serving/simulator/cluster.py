@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from eviction import POLICIES, create_policy
+from eviction.trace import BLOCK_TOKENS
 from mooncake_store.errors import InvalidArgumentError
 from serving.engine.sampling import Sampling
 from serving.scheduling.course import Compute, Course, Decode, Prefilled, Wait
@@ -39,6 +40,7 @@ from serving.scheduling.requests import Finish, Request
 from serving.scheduling.roles import RoleBalancer
 from serving.scheduling.scheduler import Policies, Scheduler
 from serving.scheduling.views import Slo
+from serving.simulator.arrivals import requests
 from serving.simulator.cache import NodeCache
 from serving.simulator.decoding import DecodeNode, Decoding
 from serving.simulator.network import FairShare, Fifo
@@ -50,7 +52,6 @@ from serving.simulator.prompts import TracePrompt
 from serving.simulator.role_changes import RoleChanges
 from serving.simulator.tiers import TieredCache
 from serving.simulator.timeline import Timeline
-from serving.simulator.traces import requests
 from serving.simulator.unread import UnreadStats
 
 if TYPE_CHECKING:
@@ -59,13 +60,12 @@ if TYPE_CHECKING:
     from eviction import EvictionPolicy, Trace
     from serving.scheduling.admission import AdmissionPolicy, Outlook
     from serving.scheduling.views import Placement, Rejection
+    from serving.simulator.arrivals import Coming
     from serving.simulator.hardware import Hardware
     from serving.simulator.network import Network
-    from serving.simulator.traces import Coming
 
 __all__ = ["Cluster", "Plan"]
 
-BLOCK_TOKENS = 512
 _NEVER_S = 1e9
 _SAMPLING = Sampling()
 NETWORKS: dict[str, Callable[[Timeline, float], Network]] = {"fair": FairShare, "fifo": Fifo}

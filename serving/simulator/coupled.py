@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from eviction import create_policy
+from eviction.trace import BLOCK_TOKENS
 from serving.simulator.cache import NodeCache
-from serving.simulator.cluster import BLOCK_TOKENS
 from serving.simulator.decoding import DecodeNode, Decoding
 from serving.simulator.outcomes import Outcomes
 from serving.simulator.timeline import Timeline

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from eviction import count_hits
-from serving.simulator.cluster import BLOCK_TOKENS, Cluster, Plan
+from eviction.trace import BLOCK_TOKENS
+from serving.simulator.cluster import Cluster, Plan
 from serving.simulator.coupled import CoupledPlan, run_coupled
 from serving.simulator.hardware import read_hardware
-from serving.simulator.traces import spread
+from serving.traces.shape import spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -153,6 +153,7 @@ NO_STORE = {
     "mount",  # takes the store where mount(8) has the device
     "chat",  # talks to what speaks OpenAI's API
     "simulate run", "simulate paper",
+    "trace describe", "trace generate", "trace speed", "trace spread", "trace split",
 }  # fmt: skip
 STORE = {
     name: command

@@ -31,6 +31,7 @@ __all__ = [
     "connected",
     "key_of",
     "shown",
+    "store_named",
     "store_options",
     "store_url",
     "text_of",
@@ -121,6 +122,12 @@ def connected(**more: Any) -> Iterator[Client]:
 
     with Client(**_named.get() | more) as store:
         yield store
+
+
+def store_named() -> bool:
+    """Whether the command line says which store it is: itself, or by a file or profile."""
+    named = _named.get()
+    return any(named[by] is not None for by in ("url", "config_file", "profile"))
 
 
 class Stopwatch:

@@ -22,10 +22,10 @@ __all__ = ["COMMANDS", "root", "run"]
 COMMANDS = (
     "version", "config", "master", "worker", "status", "top",
     "put", "get", "sync", "ls", "stat", "exists", "hint", "rm", "mount", "umount",
-    "serve", "chat", "simulate",
+    "serve", "chat", "simulate", "trace",
     "doctor", "topology", "journal", "state", "secret", "warmup", "bench",
 )  # fmt: skip
-ELSEWHERE = dict.fromkeys(("serve", "chat", "simulate"), "serving.cli")
+ELSEWHERE = dict.fromkeys(("serve", "chat", "simulate", "trace"), "serving.cli")
 
 
 class _LazyGroup(TyperGroup):

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from eviction import Trace, count_hits, synthetic_trace
+from eviction.trace import BLOCK_TOKENS
 from mooncake_store.errors import InvalidArgumentError
-from serving.simulator.cluster import BLOCK_TOKENS, Cluster, Plan
+from serving.simulator.cluster import Cluster, Plan
 from serving.simulator.coupled import CoupledPlan, run_coupled
 from serving.simulator.hardware import read_hardware
 

@@ -2,10 +2,8 @@
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from eviction import read_trace, synthetic_trace
@@ -14,25 +12,14 @@ from mooncake_store.errors import ConfigError
 from serving.simulator.cluster import Cluster, Plan
 from serving.simulator.hardware import known_hardware, read_hardware
 from serving.simulator.paper import compare
-from serving.simulator.traces import describe, spread
+from serving.traces.writing import rows_of, write_rows
 
 
 @pytest.fixture
 def trace_file(tmp_path):
     trace = synthetic_trace(50, seed=1)
-    lines = [
-        json.dumps(
-            {
-                "timestamp": int(trace.timestamps_ms[number]),
-                "input_length": int(trace.input_tokens[number]),
-                "output_length": int(trace.output_tokens[number]),
-                "hash_ids": trace.ids[slice(*trace.offsets[number : number + 2])].tolist(),
-            }
-        )
-        for number in range(len(trace))
-    ]
     path = tmp_path / "trace.jsonl"
-    path.write_text("\n".join(lines))
+    write_rows(path, rows_of(trace))
     return path
 
 
@@ -109,13 +96,6 @@ def test_a_machine_of_ones_own_is_read_from_its_file(tmp_path):
     path.write_text(path.read_text().replace("kv_bytes = 327680", "kv_bytes = 0"))
     with pytest.raises(ConfigError, match="above 0"):
         read_hardware(path)
-
-
-def test_requests_of_one_timestamp_are_spread_until_the_next():
-    times = np.array([0, 0, 0, 3000, 3000, 6000, 9000])
-    trace = replace(synthetic_trace(7), timestamps_ms=times)
-    assert spread(trace).timestamps_ms.tolist() == [0, 1000, 2000, 3000, 4500, 6000, 9000]
-    assert describe(trace).lasts_s == 9.0
 
 
 def test_rows_of_the_paper_that_need_no_trace_are_met(capsys):

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+from pathlib import Path
 from unittest import mock
 
 import aiohttp
@@ -31,6 +32,7 @@ from tests.waiting import PATIENCE_S
 from transfer_engine.errors import ConfigError
 
 POOL, SECURED, SECRET = "<pool>", "<pool with a secret>", "<secret>"
+TRACE = "<trace>"
 FREE = 20_000 + os.getpid() % 10_000
 WORDS = {"prompt": "some words", "max_tokens": 2}
 
@@ -116,6 +118,12 @@ def completion(**asked):
     return observe
 
 
+def recorded(given):
+    """How many requests are in the trace of a system that answered one, after it ended."""
+    completion()(given)
+    return len(Path(given["record"]).read_text().splitlines()) if "record" in given else 0
+
+
 @seen
 async def room(system, _http):
     async with AsyncClient(system.store_url) as client:
@@ -194,6 +202,7 @@ OBSERVED = {
     "fixed_roles": Observation({"fixed_roles": True}, attribute(changes_of_roles)),
     "push": Observation({"push": False}, completion()),
     "pipeline": Observation({"pipeline": 2}, attribute(helpers)),
+    "record": Observation({"record": TRACE}, recorded),
     "worker": Observation({"worker": {"kv_blocks": 64}}, told("kv_blocks")),
 }
 
@@ -224,7 +233,8 @@ def pools(tmp_path):
         LocalCluster(1, "4MiB", in_process=True) as pool,
         LocalCluster(1, "4MiB", in_process=True, secret=b"s" * 32) as secured,
     ):
-        yield {POOL: pool.url, SECURED: secured.url, SECRET: str(secret)}
+        files = {SECRET: str(secret), TRACE: str(tmp_path / "trace.jsonl")}
+        yield {POOL: pool.url, SECURED: secured.url} | files
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -257,7 +267,8 @@ TYPED = {
     "model": "nano,layers=2", "name": "mine", "host": "127.0.0.2", "port": "7",
     "backend": "a=http://127.0.0.1:7", "store": "127.0.0.1:7", "segment": "2MiB",
     "admission": "load", "setting": "kv_blocks=7", "log_level": "error", "token_file": SECRET,
-    "secret_file": "/x", "port_file": "/x", "ttft": "7s", "tbt": "7s", "deadline": "7s",
+    "secret_file": "/x", "port_file": "/x", "record": "/x", "ttft": "7s", "tbt": "7s",
+    "deadline": "7s",
 }  # fmt: skip
 
 
