@@ -60,10 +60,10 @@ class Expected:
             return
         counts, gone = self._counts[holder], []
         for block in chain:
-            left = counts[block]
+            left = counts.get(block, 0)
             if left > 1:
                 counts[block] = left - 1
-            else:
+            elif left:  # else the chain names it twice
                 del counts[block]
                 gone.append(block)
         self._expected.discard(holder, gone)
