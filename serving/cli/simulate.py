@@ -10,6 +10,8 @@ from mooncake_store.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from eviction import Trace
+    from serving.simulator.cluster import Plan
+    from serving.simulator.outcomes import Outcomes
 
 T = TypeVar("T", int, float)
 
@@ -53,6 +55,10 @@ AdmissionOption = Annotated[
             "mooncake simulate run trace.jsonl --placement my_policies:Patient",
             "a policy of one's own",
         ),
+        (
+            "mooncake simulate run trace.jsonl --fail decode-0:10m:30s",
+            "a decode node is gone for half a minute",
+        ),
     )
 )
 def run(
@@ -62,6 +68,9 @@ def run(
     cache: Annotated[
         int, typer.Option(help="Tokens whose KV each prefill node keeps.")
     ] = 3_000_000,
+    disk: Annotated[
+        int, typer.Option(help="And on a disk below that; the hardware has to say how quick it is.")
+    ] = 0,
     eviction: Annotated[
         str, typer.Option(help="Which blocks leave first: lru, ..., or module:Class.")
     ] = "lru",
@@ -76,6 +85,12 @@ def run(
     spread: SpreadOption = False,
     network: Annotated[str, typer.Option(help="How links are shared: fair or fifo.")] = "fair",
     hardware: HardwareOption = "a800-llama3-70b",
+    fail: Annotated[
+        list[str] | None, typer.Option(help="A node that fails, when and for how long; repeatable.")
+    ] = None,
+    roles: Annotated[
+        bool, typer.Option("--roles", help="Let nodes change sides, as loads ask for it.")
+    ] = False,
     seed: SeedOption = 1,
     as_json: JsonOption = False,
 ) -> None:
@@ -83,13 +98,14 @@ def run(
     from mooncake_store.units import parse_duration
     from serving.simulator.cluster import Cluster, Plan
     from serving.simulator.hardware import read_hardware
-    from serving.simulator.outcomes import summary
-    from serving.traces import shape
+    from serving.simulator.outages import read_outage
+    from serving.traces.shape import spread as spread_out
 
     plan = Plan(
         prefill=prefill,
         decode=decode,
         cache_tokens=cache,
+        disk_tokens=disk,
         eviction=eviction,
         placement=placement,
         balancing=balancing,
@@ -99,14 +115,24 @@ def run(
         network=network,
         speed=speed,
         seed=seed,
+        roles=roles,
+        outages=tuple(map(read_outage, fail or ())),
     )
     requests = _read(trace)
     outcomes = Cluster(plan, read_hardware(hardware)).run(
-        shape.spread(requests) if spread else requests
+        spread_out(requests) if spread else requests
     )
-    figures = summary(outcomes, requests.input_tokens, plan.ttft_s, plan.tbt_s)
+    _tell(requests, outcomes, plan, as_json)
+
+
+def _tell(trace: "Trace", outcomes: "Outcomes", plan: "Plan", as_json: bool) -> None:
+    """Print what one wants to know of a run."""
+    from serving.simulator.outcomes import summary
+    from serving.traces.shape import describe
+
+    figures = summary(outcomes, trace.input_tokens, plan.ttft_s, plan.tbt_s)
     emit(
-        {"trace": shape.describe(requests).plain(), **figures},
+        {"trace": describe(trace).plain(), **figures},
         as_json=as_json,
         human=lambda: table(
             {"figure": "left", "value": "right"},
@@ -194,7 +220,7 @@ def _numbers(option: str, text: str, kind: type[T]) -> list[T]:
 
 @app.command(
     epilog=examples(
-        ("mooncake simulate paper conversation_trace.jsonl", "about two minutes"),
+        ("mooncake simulate paper conversation_trace.jsonl", "half a minute"),
         ("mooncake simulate paper --json", "the rows that need no trace"),
     )
 )

@@ -86,9 +86,14 @@ def _quickest(
     """The instance with the least time to the first token; `placed` is by what one has itself."""
     by_own: dict[int, tuple[float, Placement]] = {}
     best, least_s, chosen = None, math.inf, None
+    matches, coming, tokens = demand.matches, demand.coming, demand.tokens
     for instance in instances:
         name, queue_s, beside = instance
-        own = _own(demand, name)
+        own = matches.get(name, 0)  # as `_own`, without a call for each instance
+        if name in coming and coming[name] > own:
+            own = coming[name]
+        if own > tokens:
+            own = tokens
         found = by_own.get(own)
         if found is None:
             placement = placed(own)
@@ -113,7 +118,18 @@ def _at(instance: PrefillView, demand: Demand, found: Placement, costs: Costs) -
     """What was found for an instance with so much of its own, at that instance."""
     name, queue_s, beside = instance
     if beside is None:
-        return found._replace(prefill=name, queue_s=queue_s)
+        return Placement(
+            name,
+            found.cached,
+            found.source,
+            found.pulled,
+            found.transfer_s,
+            found.load_s,
+            queue_s,
+            found.prefill_s,
+            found.alternative_s,
+            found.declined,
+        )
     own = _own(demand, name)
     return found._replace(
         prefill=name,

@@ -114,6 +114,11 @@ def test_nothing_is_left_of_requests_that_ended():
     assert not ledger.flights
     ledger.check_integrity(expected=())
     assert not cluster._holdings._expected.holders
+    assert not cluster._flights
+    assert not cluster._waiting
+    assert not cluster._timeline._calls
+    assert not any(cluster._network._sending.values())
+    assert not any(cluster._network._receiving.values())
 
 
 def test_engines_that_do_both_stall_their_answers_for_prompts():

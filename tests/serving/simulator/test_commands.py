@@ -76,6 +76,16 @@ def test_an_ablation_refuses_what_it_cannot_run_before_it_runs(trace_file, capsy
     assert said in capsys.readouterr().err
 
 
+def test_nodes_that_fail_are_named_and_what_they_failed_is_told(trace_file, capsys):
+    arguments = ["simulate", "run", str(trace_file), "--prefill", "2", "--decode", "2", "--json"]
+    assert main([*arguments, "--fail", "decode-0:2s:30s", "--fail", "prefill-1:3s:1s"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["answered"] == 50
+    assert told["retried"] > 0
+    assert main([*arguments, "--fail", "decode-7:2s:30s"]) != 0
+    assert "decode-7" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [("{}", "line 2: not a trace request"), ('{"timestamp": 1', "line 2: not a trace request")],
