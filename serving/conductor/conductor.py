@@ -34,6 +34,7 @@ from serving.conductor.pool_watch import PoolWatch
 from serving.scheduling.holdings import Holdings
 from serving.scheduling.index import PrefixIndex
 from serving.scheduling.requests import Failure
+from serving.scheduling.roles import DRAIN_S, REBALANCE_S
 from serving.scheduling.scheduler import Scheduler
 from serving.scheduling.stats import RequestLine, Stats
 from serving.workers.client import WorkerClient
@@ -58,9 +59,6 @@ if TYPE_CHECKING:
 __all__ = ["Conductor"]
 
 log = logging.getLogger(__name__)
-
-REBALANCE_S = 0.5
-DRAIN_S = 60.0
 
 
 class Conductor:

@@ -46,9 +46,12 @@ class Expected:
         """An instance was given a prompt; `settle` follows once for each of these."""
         if not chain:
             return
-        counts = self._counts.setdefault(holder, {})
-        for block in chain:
-            counts[block] = counts.get(block, 0) + 1
+        counts = self._counts.get(holder)
+        if counts is None:  # as often as not
+            self._counts[holder] = dict.fromkeys(chain, 1)
+        else:
+            for block in chain:
+                counts[block] = counts.get(block, 0) + 1
         self._expected.add(holder, chain)
 
     def settle(self, holder: str, chain: Sequence[Hashable]) -> None:
@@ -57,10 +60,10 @@ class Expected:
             return
         counts, gone = self._counts[holder], []
         for block in chain:
-            left = counts[block] - 1
-            if left:
-                counts[block] = left
-            else:
+            left = counts.get(block, 0)
+            if left > 1:
+                counts[block] = left - 1
+            elif left:  # else the chain names it twice
                 del counts[block]
                 gone.append(block)
         self._expected.discard(holder, gone)

@@ -16,6 +16,7 @@ event O(1), a block about 150 bytes. No sockets, clocks or globals: a simulator 
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._table: dict[Hashable, int] = {}
         self._bits: dict[str, int] = {}
+        self._names: dict[int, str] = {}
+        """The holders of bits."""
+        self._taken = 0
+        """All bits that somebody has."""
         self._counts: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -46,11 +51,13 @@ class PrefixIndex:
     def add(self, holder: str, blocks: Iterable[Hashable]) -> None:
         """A holder has these blocks now; those it had before stay."""
         bit = self._bit(holder)
-        table = self._table
+        table, blocks = self._table, list(blocks)
         added = 0
-        for block in blocks:
-            held = table.get(block, 0)
-            if not held & bit:
+        for block, held in zip(blocks, map(table.get, blocks), strict=True):
+            if held is None:
+                table[block] = bit
+                added += 1
+            elif not held & bit:
                 table[block] = held | bit
                 added += 1
         self._counts[holder] += added
@@ -58,18 +65,17 @@ class PrefixIndex:
     def discard(self, holder: str, blocks: Iterable[Hashable]) -> None:
         """A holder has these blocks no longer; those it had not are ignored."""
         bit = self._bits.get(holder, 0)
-        for block in blocks:
-            self._drop(holder, bit, block)
-
-    def _drop(self, holder: str, bit: int, block: Hashable) -> None:
-        held = self._table.get(block, 0)
-        if not held & bit:
-            return
-        if held == bit:
-            del self._table[block]
-        else:
-            self._table[block] = held & ~bit
-        self._counts[holder] -= 1
+        table, blocks = self._table, list(blocks)
+        dropped = 0
+        for block, held in zip(blocks, map(table.get, blocks), strict=True):
+            if held == bit:
+                del table[block]
+                dropped += 1
+            elif held is not None and held & bit:
+                table[block] = held ^ bit
+                dropped += 1
+        if dropped:
+            self._counts[holder] -= dropped
 
     def forget(self, holder: str, which: Callable[[Hashable], bool] | None = None) -> None:
         """A holder has nothing left, or nothing of what `which` picks. O(blocks)."""
@@ -77,11 +83,17 @@ class PrefixIndex:
         if not bit:
             return
         if self._counts[holder]:  # else nobody need look through all
-            for block in [block for block, held in self._table.items() if held & bit]:
-                if which is None or which(block):
-                    self._drop(holder, bit, block)
+            self.discard(
+                holder,
+                [
+                    block
+                    for block, held in self._table.items()
+                    if held & bit and (which is None or which(block))
+                ],
+            )
         if which is None:
-            del self._bits[holder], self._counts[holder]
+            del self._bits[holder], self._counts[holder], self._names[bit]
+            self._taken ^= bit
 
     def count(self, block: Hashable) -> int:
         """How many have a block."""
@@ -92,12 +104,11 @@ class PrefixIndex:
 
         A hole ends a match: blocks behind it cannot be used without the ones before.
         """
-        table = self._table
-        names = {bit: name for name, bit in self._bits.items()}
+        table, names = self._table, self._names
         found: dict[str, int] = {}
         alive = -1
-        for length, block in enumerate(chain):
-            left = alive & table.get(block, 0)
+        for length, held in enumerate(map(table.get, chain, repeat(0))):
+            left = alive & held
             if left != alive:
                 # The first block shows who takes part at all; later ones show who drops out.
                 _credit(found, names, alive & ~left if length else 0, length)
@@ -110,11 +121,9 @@ class PrefixIndex:
     def _bit(self, holder: str) -> int:
         bit = self._bits.get(holder)
         if bit is None:
-            taken = 0
-            for each in self._bits.values():
-                taken |= each
-            bit = ~taken & (taken + 1)  # the lowest bit that nobody has
-            self._bits[holder] = bit
+            bit = ~self._taken & (self._taken + 1)  # the lowest bit that nobody has
+            self._taken |= bit
+            self._bits[holder], self._names[bit] = bit, holder
             self._counts[holder] = 0
         return bit
 
@@ -125,7 +134,8 @@ class PrefixIndex:
             assert bit.bit_count() == 1
             held = sum(1 for holders in self._table.values() if holders & bit)
             assert held == self._counts[holder]
-        assert len(set(self._bits.values())) == len(self._bits)
+        assert self._names == {bit: holder for holder, bit in self._bits.items()}
+        assert self._taken == sum(self._bits.values())
 
 
 def _credit(found: dict[str, int], names: dict[int, str], bits: int, length: int) -> None:

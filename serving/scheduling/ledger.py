@@ -105,14 +105,18 @@ class _Work:
 
     def queue_s(self, now: float, priority: int) -> float:
         """Predicted seconds that a new request of this priority would wait for."""
-        waits_ns = 0
-        for level, (_, work_ns) in self.waiting.items():
-            if level >= priority:
-                waits_ns += work_ns
-        total = 1e-9 * waits_ns
+        total = 0.0
+        if self.waiting:
+            waits_ns = 0
+            for level, (_, work_ns) in self.waiting.items():
+                if level >= priority:
+                    waits_ns += work_ns
+            total = 1e-9 * waits_ns
         for flight in self.computing.values():
             assert flight.began is not None
-            total += max(0.0, flight.predicted_s - (now - flight.began))
+            left_s = flight.predicted_s - (now - flight.began)
+            if left_s > 0.0:
+                total += left_s
         return total
 
 
@@ -125,6 +129,8 @@ class Ledger:
     under_way: UnderWay = field(default_factory=UnderWay)
     """When they decode."""
     _work: dict[str, _Work] = field(default_factory=dict)
+    _idle: dict[str, PrefillView] = field(default_factory=dict, compare=False)
+    """Views of prefill instances that have nothing to do, which are always the same."""
     _decoding: int = 0
 
     # -- instances
@@ -132,12 +138,14 @@ class Ledger:
     def join(self, instance: Instance) -> None:
         """An instance is there, or came back."""
         self.instances[instance.name] = instance
+        self._idle[instance.name] = PrefillView(instance.name)
         if instance.name in self._work:
             self._work[instance.name].view = None  # its room may be another one
 
     def leave(self, name: str) -> None:
         """An instance is gone; requests on it are until they end."""
         self.instances.pop(name, None)
+        self._idle.pop(name, None)
 
     def on(self, name: str) -> list[Flight]:
         """The requests whose present stage is on an instance."""
@@ -239,14 +247,16 @@ class Ledger:
 
     def prefill_views(self, now: float, priority: int = 0) -> list[PrefillView]:
         """The prefill instances with the work ahead of a request of this priority."""
-        views = []
+        views, works = [], self._work
         for name, each in self.instances.items():
-            if each.role not in (PREFILL, COUPLED) or not each.usable:
-                continue
-            work = self._work.get(name)
-            queue_s = 0.0 if work is None else work.queue_s(now, priority)
-            beside = None if each.role == PREFILL else self._decode_view(each)
-            views.append(PrefillView(name, queue_s, beside))
+            if (each.role == PREFILL or each.role == COUPLED) and each.usable:
+                work = works.get(name)
+                if work is None and each.role == PREFILL:
+                    views.append(self._idle[name])
+                    continue
+                queue_s = 0.0 if work is None else work.queue_s(now, priority)
+                beside = None if each.role == PREFILL else self._decode_view(each)
+                views.append(PrefillView(name, queue_s, beside))
         return views
 
     def queue_s(self, now: float, name: str, priority: int = 0) -> float:
@@ -255,11 +265,14 @@ class Ledger:
 
     def decode_views(self) -> list[DecodeView]:
         """The decode instances with their batches."""
-        return [
-            self._decode_view(each)
-            for each in self.instances.values()
-            if each.role in (DECODE, COUPLED) and each.usable
-        ]
+        views, works = [], self._work
+        for name, each in self.instances.items():
+            if (each.role == DECODE or each.role == COUPLED) and each.usable:
+                work = works.get(name)
+                # Most have not changed since the last time, and need no call.
+                view = None if work is None else work.view
+                views.append(self._decode_view(each) if view is None else view)
+        return views
 
     def _decode_view(self, instance: Instance) -> DecodeView:
         work, name, chunk = self._work.get(instance.name), instance.name, instance.chunk_tokens
@@ -314,7 +327,7 @@ class Ledger:
 
     def check_integrity(self, expected: Iterable[str] | None = None) -> None:
         """Sums are those of the requests. For tests; O(requests)."""
-        fresh = Ledger(self.instances)
+        fresh = Ledger(self.instances, _idle=self._idle)
         for request, flight in self.flights.items():
             assert flight.request == request
             fresh.assign(replace(flight, stage=PREFILL, began=None))

@@ -36,6 +36,7 @@ __all__ = [
     "PlacementPolicy",
     "RoundRobin",
     "choose_decode",
+    "placed_on",
 ]
 
 
@@ -85,9 +86,14 @@ def _quickest(
     """The instance with the least time to the first token; `placed` is by what one has itself."""
     by_own: dict[int, tuple[float, Placement]] = {}
     best, least_s, chosen = None, math.inf, None
+    matches, coming, tokens = demand.matches, demand.coming, demand.tokens
     for instance in instances:
         name, queue_s, beside = instance
-        own = _own(demand, name)
+        own = matches.get(name, 0)  # as `_own`, without a call for each instance
+        if name in coming and coming[name] > own:
+            own = coming[name]
+        if own > tokens:
+            own = tokens
         found = by_own.get(own)
         if found is None:
             placement = placed(own)
@@ -112,7 +118,18 @@ def _at(instance: PrefillView, demand: Demand, found: Placement, costs: Costs) -
     """What was found for an instance with so much of its own, at that instance."""
     name, queue_s, beside = instance
     if beside is None:
-        return found._replace(prefill=name, queue_s=queue_s)
+        return Placement(
+            name,
+            found.cached,
+            found.source,
+            found.pulled,
+            found.transfer_s,
+            found.load_s,
+            queue_s,
+            found.prefill_s,
+            found.alternative_s,
+            found.declined,
+        )
     own = _own(demand, name)
     return found._replace(
         prefill=name,
@@ -122,8 +139,8 @@ def _at(instance: PrefillView, demand: Demand, found: Placement, costs: Costs) -
     )
 
 
-def _on(demand: Demand, instance: PrefillView, costs: Costs) -> Placement:
-    """The request on an instance that was chosen for another reason."""
+def placed_on(demand: Demand, instance: PrefillView, costs: Costs) -> Placement:
+    """The request on an instance that was chosen for another reason, with what it has itself."""
     found = _local(demand, _own(demand, instance.name), costs)
     return _at(instance, demand, found, costs)
 
@@ -192,7 +209,7 @@ class LeastLoaded:
     ) -> Placement | None:
         """The one with the shortest queue; of several with one, that with the fewest answers."""
         chosen = min(instances, key=_least, default=None)
-        return None if chosen is None else _on(demand, chosen, costs)
+        return None if chosen is None else placed_on(demand, chosen, costs)
 
 
 class AnyInstance:
@@ -207,7 +224,7 @@ class AnyInstance:
         """One at random."""
         if not instances:
             return None
-        return _on(demand, self._source.choice(instances), costs)
+        return placed_on(demand, self._source.choice(instances), costs)
 
 
 class RoundRobin:
@@ -230,7 +247,7 @@ class RoundRobin:
         # Of instances that are gone nothing is kept; one that comes back is the next.
         self._turns = {each.name: self._turns.get(each.name, 0) for each in instances}
         self._turns[chosen.name] = self._count
-        return _on(demand, chosen, costs)
+        return placed_on(demand, chosen, costs)
 
 
 def choose_decode(

@@ -15,7 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Change", "RoleBalancer", "RoleRules"]
+__all__ = ["DRAIN_S", "REBALANCE_S", "Change", "RoleBalancer", "RoleRules"]
+
+REBALANCE_S = 0.5
+"""How often loads are looked at."""
+DRAIN_S = 60.0
+"""How long an instance may take to finish what it runs; else it keeps its role."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,6 +167,8 @@ class Scheduler:
 
         Not where tokens would come too late: another instance may be idle.
         """
+        if self.ledger.instances[placement.prefill].role != COUPLED:
+            return None
         here = [each for each in decodes if each.name == placement.prefill]
         chosen = choose_decode(demand, here, self.costs.decode)
         if chosen is None:

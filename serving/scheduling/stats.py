@@ -216,8 +216,8 @@ class Stats:
         compute_s: float,
     ) -> None:
         """Its prompt is computed; the worker told where its KV came from and what took how long."""
-        self.sources.update(sources)
-        self.history.at(now).sources.update(sources)
+        _add(self.sources, sources)
+        _add(self.history.at(now).sources, sources)
         line.sources = line.sources or sources
         seconds = line.seconds
         told = line.told_s = line.told_s[0] + load_s, line.told_s[1] + compute_s
@@ -236,11 +236,11 @@ class Stats:
         self.outcomes[outcome] += 1
         span = self.history.at(now)
         span.outcomes[outcome] += 1
-        self.stage_s.update(line.seconds)
+        _add(self.stage_s, line.seconds)
         if _KIND[outcome] == "refused" and not line.attempts:
             self.refusals.append(line)
         if _KIND[outcome] == "answered":
-            span.stage_s.update(line.seconds)
+            _add(span.stage_s, line.seconds)
             self.prompt_tokens += line.prompt_tokens
             self.cached_tokens += line.cached_tokens
             self.generated_tokens += line.generated_tokens
@@ -259,3 +259,9 @@ class Stats:
 def _counted(stage: str) -> str:
     """The stage whose seconds these are."""
     return "queue" if stage == _WAITING else stage
+
+
+def _add(counts: Counter[str], more: dict[str, Any]) -> None:
+    """Count what came besides; Counter's own way looks at what it is given for longer than this."""
+    for key, count in more.items():
+        counts[key] += count

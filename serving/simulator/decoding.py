@@ -3,18 +3,19 @@
 While nobody joins or leaves, each step takes a little longer than the one before, since every
 sequence grew by a token; so the end of the n-th of them is a formula, and a stretch of hundreds of
 steps is one call. A sequence that comes joins at the end of the step under way, if there is room
-for all of it; those without room wait, in order. O(log batch) a change, O(stretches it lived
-through) for the times between the tokens of a sequence.
+for all of it; those without room wait, in order. O(log batch) a change, one compiled pass over the
+stretches it lived through for the times between the tokens of a sequence.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from serving.simulator.stretches import Stretches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from serving.simulator.timeline import Timeline
 
 __all__ = ["DecodeNode", "Decoding"]
-
-_STRETCHES_MAX = 8192
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +36,8 @@ class Decoding:
     first_at: float
     """When its first token was there."""
     ended: Callable[[Decoding], object]
+    number: int = 0
+    """Of its request."""
     second_s: float = 0.0
     """Between its first token and its second, with the way from node to node. Set at its end, as"""
     slowest_s: float = 0.0
@@ -49,12 +50,6 @@ class Decoding:
     def room(self) -> int:
         """Tokens that it may come to have."""
         return self.context + self.left
-
-
-class _Stretch(NamedTuple):
-    first: int
-    step_s: float
-    slope_s: float
 
 
 class DecodeNode:
@@ -76,13 +71,31 @@ class DecodeNode:
         self._version = 0
         self._boundary = 0
         self._running = self._starting = False
-        self._stretches: list[_Stretch] = []
+        self._stretches = Stretches(self._oldest)
 
     def join(self, sequence: Decoding) -> None:
         """A sequence and its KV are here."""
         self._waiting.append(sequence)
         if len(self._waiting) == 1:
             self._look_soon()
+
+    def fail(self) -> list[tuple[Decoding, int]]:
+        """Lose everything; returns the sequences, with how many tokens each had got here."""
+        steps = 0
+        if self._running:
+            steps = min(self._boundary, self._steps_until(self._timeline.now) - 1)
+        self._step += steps
+        lost = [
+            (each, min(each.left, self._step - each.joined_step)) for _, _, each in self._members
+        ]
+        lost += [(each, 0) for each in self._waiting]
+        self._members.clear()
+        self._waiting.clear()
+        self.batch = self.tokens = self._boundary = 0
+        self._free = self._hardware.kv_tokens
+        self._version += 1
+        self._running = False
+        return lost
 
     # -- stretches
 
@@ -104,7 +117,7 @@ class DecodeNode:
 
     def _steps_until(self, moment: float) -> int:
         """The least number of steps, one at least, whose end is not before a moment."""
-        _, step_s, slope_s = self._stretches[-1]
+        step_s, slope_s = self._stretches.step_s, self._stretches.slope_s
         passed = moment - self._since
         # n steps take n step + slope n (n - 1) / 2.
         half = slope_s / 2
@@ -118,7 +131,7 @@ class DecodeNode:
             return
         self._boundary = steps
         self._version += 1
-        _, step_s, slope_s = self._stretches[-1]
+        step_s, slope_s = self._stretches.step_s, self._stretches.slope_s
         end = self._since + steps * step_s + slope_s * steps * (steps - 1) / 2
         self._timeline.at(end, self._end_stretch, self._version)
 
@@ -153,7 +166,7 @@ class DecodeNode:
             last = self._members[0][0] - self._step
             steps = min(steps, last) if steps else last
         slope_s = hardware.step[2] * self.batch
-        self._stretches.append(_Stretch(self._step, step_s, slope_s))
+        self._stretches.begin(self._step, step_s, slope_s)
         self._call_after(steps)
 
     def _fits(self, room: int) -> bool:
@@ -168,41 +181,13 @@ class DecodeNode:
         self._free -= sequence.room
         self._number += 1
         heapq.heappush(self._members, (sequence.last_step, self._number, sequence))
-        if len(self._stretches) > _STRETCHES_MAX:
-            oldest = min(each.joined_step for _, _, each in self._members)
-            keep = bisect_right(self._stretches, oldest, key=lambda each: each.first) - 1
-            del self._stretches[: max(0, keep)]
+
+    def _oldest(self) -> int:
+        """The step from which on somebody here lived."""
+        return min((each.joined_step for _, _, each in self._members), default=self._step)
 
     def _look_back(self, sequence: Decoding) -> None:
         """Note the times between the tokens of a sequence that ended."""
-        stretches, step = self._stretches, sequence.joined_step
-        at = bisect_right(stretches, step, key=lambda each: each.first) - 1
-        first_s = stretches[at].step_s + stretches[at].slope_s * (step - stretches[at].first)
+        first_s, slowest_s = self._stretches.look_back(sequence.joined_step, sequence.last_step)
         sequence.second_s = sequence.joined_at - sequence.first_at + first_s
-        times: list[tuple[float, int]] = []
-        step += 1
-        while step < sequence.last_step:
-            if at + 1 < len(stretches) and stretches[at + 1].first <= step:
-                at += 1
-                continue
-            stretch = stretches[at]
-            until = sequence.last_step
-            if at + 1 < len(stretches):
-                until = min(until, stretches[at + 1].first)
-            middle = step - stretch.first + (until - step - 1) / 2
-            times.append((stretch.step_s + stretch.slope_s * middle, until - step))
-            step = until
-        sequence.slowest_s = _longest_tenth(times) if times else sequence.second_s
-
-
-def _longest_tenth(times: list[tuple[float, int]]) -> float:
-    """Mean of the longest tenth, at least one, of (seconds, how often)."""
-    wanted = left = max(1, round(0.1 * sum(count for _, count in times)))
-    total = 0.0
-    for seconds, count in sorted(times, reverse=True):
-        taken = min(count, left)
-        total += seconds * taken
-        left -= taken
-        if not left:
-            break
-    return total / wanted
+        sequence.slowest_s = sequence.second_s if math.isnan(slowest_s) else slowest_s

@@ -42,11 +42,14 @@ class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     kv_tokens: int
     """Room for KV of what decodes."""
     layers: int = 80
+    disk_bytes_per_s: float = 0.0
+    """From a node's disk to its memory; 0 where nobody has measured it."""
 
     def __post_init__(self) -> None:
         rates = self.network_bytes_per_s, self.load_bytes_per_s
         sizes = self.kv_bytes, self.kv_tokens, self.layers
-        if min(*rates, *sizes) <= 0 or min(*self.prefill, *self.step) < 0 or self.prefill[1] <= 0:
+        others = *self.prefill, *self.step, self.disk_bytes_per_s
+        if min(*rates, *sizes) <= 0 or min(others) < 0 or self.prefill[1] <= 0:
             raise ValueError(
                 "rates, sizes and the time a token takes are above 0, other times 0 or more"
             )
@@ -58,7 +61,8 @@ class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def compute_s(self, tokens: int, cached: int) -> float:
         """Seconds to compute a prompt of which so much was cached, and is loaded."""
         # The last token is always computed: its logits give the first token of the answer.
-        cached = max(0, min(cached, tokens - 1))
+        if cached >= tokens:
+            cached = max(0, tokens - 1)
         fixed_s, token_s, square_s = self.prefill
         return fixed_s + token_s * (tokens - cached) + square_s * (tokens**2 - cached**2)
 
@@ -72,6 +76,10 @@ class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def load_s(self, count: int) -> float:
         """Seconds to load so many bytes of KV from the node's memory."""
         return count / self.load_bytes_per_s
+
+    def disk_s(self, count: int) -> float:
+        """Seconds to read so many bytes of KV from the node's disk; 0 reads nothing."""
+        return count / self.disk_bytes_per_s if count else 0.0
 
     def step_s(self, batch: int, tokens: float) -> float:
         """Seconds between two tokens of so many sequences with so much context together."""

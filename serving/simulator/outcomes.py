@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from serving.scheduling.stats import OUTCOMES
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["Outcomes", "summary"]
+
+ANSWERED, FAILED = frozenset(OUTCOMES["answered"]), frozenset(OUTCOMES["failed"])
 
 
 class Outcomes:
@@ -22,11 +26,19 @@ class Outcomes:
         self.second_s = np.full(requests, np.nan)
         """Between the first token and the second, with the way from node to node."""
         self.slowest_s = np.full(requests, np.nan)
-        """Mean of the longest tenth of the times between the tokens that followed."""
+        """Mean of the longest tenth of the times between the tokens that followed. These two are
+        those of its last attempt, if nodes failed it."""
         self.computing_s = np.zeros(requests)
         self.cached_tokens = np.zeros(requests, np.int64)
+        self.disk_tokens = np.zeros(requests, np.int64)
+        """Those of the cached ones that lay on the disk of the node that computed it."""
+        self.retries = np.zeros(requests, np.int32)
+        """How often it was gone on with elsewhere."""
         self.codes: list[str] = [""] * requests
         self.lasted_s = 0.0
+        self.open = requests
+        """How many have not ended."""
+        self.role_changes = 0
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -35,28 +47,31 @@ class Outcomes:
         """It is there."""
         self.arrived_s[number] = now
 
-    def first_token(self, number: int, now: float, cached: int, seconds: float) -> None:
-        """Its prompt was computed, from so many cached tokens on."""
-        self.first_s[number] = now
-        self.cached_tokens[number] = cached
-        self.computing_s[number] = seconds
+    def first_token(
+        self, number: int, now: float, cached: int, seconds: float, from_disk: int = 0
+    ) -> None:
+        """Its prompt was computed, from so many cached tokens on.
+
+        Where that happens again, after a node failed it, only the time is added.
+        """
+        if not self.computing_s[number]:
+            self.first_s[number] = now
+            self.cached_tokens[number] = cached
+            if from_disk:
+                self.disk_tokens[number] = from_disk
+        self.computing_s[number] += seconds
 
     def decoded(self, number: int, second_s: float, slowest_s: float) -> None:
         """All its tokens are there."""
         self.second_s[number], self.slowest_s[number] = second_s, slowest_s
 
-    def ended(self, number: int, now: float, code: str) -> None:
-        """It ended, by its length or refused."""
+    def ended(self, number: int, now: float, code: str, retries: int = 0) -> None:
+        """It ended, by its length, refused or failed."""
         self.ended_s[number] = now
         self.codes[number] = code
-
-    def is_over(self, number: int) -> bool:
-        """Whether it ended."""
-        return bool(self.codes[number])
-
-    def first_at(self, number: int) -> float:
-        """When its first token was there."""
-        return float(self.first_s[number])
+        self.open -= 1
+        if retries:
+            self.retries[number] = retries
 
     # -- of all of them
 
@@ -70,7 +85,12 @@ class Outcomes:
     @property
     def finished(self) -> NDArray[np.bool_]:
         """Which of them got their whole answer."""
-        return np.array([code in ("length", "stop") for code in self.codes])
+        return np.array([code in ANSWERED for code in self.codes], np.bool_)
+
+    @property
+    def failed(self) -> NDArray[np.bool_]:
+        """Which of them were taken, and given up because of nodes that failed."""
+        return np.array([code in FAILED for code in self.codes], np.bool_)
 
     @property
     def wasted_s(self) -> float:
@@ -87,6 +107,7 @@ def summary(
 ) -> dict[str, float | int]:
     """What one wants to know of a run, by name. `goodput` counts what met both SLOs."""
     ttft_s, answered = outcomes.ttft_s, int(np.count_nonzero(outcomes.finished))
+    failed = int(np.count_nonzero(outcomes.failed))
     first_s = outcomes.first_s - outcomes.arrived_s
     slowest_s = outcomes.slowest_s
     in_time = outcomes.finished & (first_s <= ttft_slo_s)
@@ -95,9 +116,13 @@ def summary(
     figures: dict[str, float | int] = {
         "requests": len(outcomes),
         "answered": answered,
-        "refused": len(outcomes) - answered,
+        "refused": len(outcomes) - answered - failed,
+        "failed": failed,
+        "retried": int(np.count_nonzero(outcomes.retries)),
+        "role_changes": outcomes.role_changes,
         "simulated_s": outcomes.lasted_s,
         "hit_ratio": float(outcomes.cached_tokens.sum() / max(1, input_tokens[computed].sum())),
+        "disk_ratio": float(outcomes.disk_tokens.sum() / max(1, input_tokens[computed].sum())),
         "prefill_mean_s": float(outcomes.computing_s[computed].mean()) if computed.any() else 0.0,
         "prefill_wasted_s": outcomes.wasted_s,
         "goodput_per_s": float(np.count_nonzero(in_time) / max(outcomes.lasted_s, 1e-9)),

@@ -26,6 +26,8 @@ __all__ = ["Prefilling", "PrefillNode"]
 class Prefilling:
     """A prompt on a node. `started`, `computed` and, if it has a target, `sent` are called once."""
 
+    number: int
+    """Of its request."""
     tokens: int
     chain: Sequence[int]
     priority: int
@@ -41,7 +43,11 @@ class Prefilling:
     there: bool = True
     cached: int = 0
     own: int = 0
+    from_disk: int = 0
+    """Tokens of its own that were read from disk."""
+    load_s: float = 0.0
     seconds: float = 0.0
+    """Those included."""
     left: int = field(default=2, init=False)
 
 
@@ -67,24 +73,54 @@ class PrefillNode:
         self._told = told
         self._waiting: list[tuple[int, int, Prefilling]] = []
         self._number = 0
-        self._busy = False
+        self._computing: Prefilling | None = None
 
-    def take(self, prompt: Prefilling, pulled: int) -> None:
-        """Queue a prompt, and have `pulled` tokens of its prefix sent here."""
+    def take(self, prompt: Prefilling, pulled: int, read_s: float = 0.0) -> None:
+        """Queue a prompt, and have `pulled` tokens of its prefix sent here.
+
+        Whoever has them reads its disk for `read_s` before.
+        """
         self._number += 1
         heapq.heappush(self._waiting, (-prompt.priority, self._number, prompt))
         if prompt.source >= 0:
             prompt.there = False
+            if read_s:
+                self._timeline.at(self._timeline.now + read_s, self._pull, prompt, pulled)
+            else:
+                self._pull(prompt, pulled)
+        self.begin()
+
+    def _pull(self, prompt: Prefilling, pulled: int) -> None:
+        if not prompt.there:  # else whoever had it has failed
             count = pulled * self._hardware.kv_bytes
-            self._network.send(prompt.source, self.number, count, lambda: self._arrived(prompt))
-        self._begin()
+            self._network.send(prompt.source, self.number, count, self._arrived, prompt)
+
+    def drop(self, prompt: Prefilling) -> None:
+        """Give a prompt up that waits or is computed; `begin` follows."""
+        prompt.there = True
+        if self._computing is prompt:
+            self._computing = None
+        else:
+            self._waiting = [each for each in self._waiting if each[2] is not prompt]
+            heapq.heapify(self._waiting)
+
+    def lose_memory(self, cache: NodeCache) -> None:
+        """Go on with another one; what it was doing has been given up."""
+        self.cache = cache
+
+    def lose_source(self, number: int) -> None:
+        """Nothing comes of what another node was sending: it is computed here."""
+        for _, _, prompt in self._waiting:
+            if prompt.source == number and not prompt.there:
+                prompt.there, prompt.pulled_to = True, 0
 
     def _arrived(self, prompt: Prefilling) -> None:
         prompt.there = True
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
-        if self._busy or not self._waiting:
+    def begin(self) -> None:
+        """Compute what waits, if it can be and nothing else is; harmless at any time."""
+        if self._computing is not None or not self._waiting:
             return
         if self._waiting[0][2].there:
             prompt = heapq.heappop(self._waiting)[2]
@@ -95,18 +131,29 @@ class PrefillNode:
             self._waiting.remove(ready)
             heapq.heapify(self._waiting)
             prompt = ready[2]
-        self._busy = True
-        prompt.own = min(self.cache.match(prompt.chain) * self._block_tokens, prompt.tokens)
-        prompt.cached = max(prompt.own, prompt.pulled_to)
-        prompt.seconds = self._hardware.prefill_s(prompt.tokens, prompt.cached)
+        self._computing = prompt
+        self._look_at_prefix(prompt)
         prompt.started(prompt)
         self._timeline.at(self._timeline.now + prompt.seconds, self._done, prompt)
         if prompt.target >= 0:
             count = prompt.tokens * self._hardware.kv_bytes
-            self._network.send(self.number, prompt.target, count, lambda: self._part(prompt))
+            self._network.send(self.number, prompt.target, count, self._part, prompt)
+
+    def _look_at_prefix(self, prompt: Prefilling) -> None:
+        """What there is of it, and so how long it takes."""
+        hardware, found = self._hardware, self.cache.match(prompt.chain)
+        prompt.own = min(found * self._block_tokens, prompt.tokens)
+        prompt.cached = max(prompt.own, prompt.pulled_to)
+        below = self.cache.on_disk(prompt.chain[:found])
+        prompt.from_disk = min(below * self._block_tokens, prompt.own)
+        prompt.load_s = hardware.load_s(min(prompt.cached, prompt.tokens) * hardware.kv_bytes)
+        prompt.load_s += hardware.disk_s(prompt.from_disk * hardware.kv_bytes)
+        prompt.seconds = hardware.compute_s(prompt.tokens, prompt.cached) + prompt.load_s
 
     def _done(self, prompt: Prefilling) -> None:
-        self._busy = False
+        if prompt is not self._computing:
+            return  # it was given up
+        self._computing = None
         self._told(*self.cache.insert(prompt.chain))
         prompt.computed(prompt)
         if prompt.target >= 0:
@@ -115,7 +162,7 @@ class PrefillNode:
             count = prompt.tokens * hardware.kv_bytes / hardware.layers
             last_s = count / hardware.network_bytes_per_s
             self._timeline.at(self._timeline.now + last_s, self._part, prompt)
-        self._begin()
+        self.begin()
 
     @staticmethod
     def _part(prompt: Prefilling) -> None:

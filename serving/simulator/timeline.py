@@ -10,7 +10,7 @@ happen in the same order. O(log calls) each.
 
 from __future__ import annotations
 
-import heapq
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,12 +29,13 @@ class Timeline:
 
     def at(self, moment: float, call: Callable[..., object], *arguments: Any) -> None:
         """Have something called at a moment; one that has passed is now."""
-        self._number += 1
-        heapq.heappush(self._calls, (max(moment, self.now), self._number, call, arguments))
+        self._number = number = self._number + 1
+        now = self.now
+        heappush(self._calls, (moment if moment > now else now, number, call, arguments))
 
     def run(self) -> None:
         """Until nothing is left to happen."""
         calls = self._calls
         while calls:
-            self.now, _, call, arguments = heapq.heappop(calls)
+            self.now, _, call, arguments = heappop(calls)
             call(*arguments)

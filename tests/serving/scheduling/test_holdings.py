@@ -29,6 +29,16 @@ def test_what_is_expected_is_apart_from_what_is_there():
     assert holdings.find("abba").coming == {}
 
 
+def test_a_block_that_a_chain_names_twice_is_settled_once():
+    """No prompt of the product has one, but a trace may."""
+    holdings = Holdings(PrefixIndex(), named)
+    for _ in range(2):
+        holdings.expect("p0", ["a", "ab", "a"])
+    for left in (2, 0):
+        holdings.settle("p0", ["a", "ab", "a"])
+        assert holdings.find("ab").coming == ({"p0": left * SIZE} if left else {})
+
+
 @given(st.lists(st.tuples(HOLDERS, PROMPTS), max_size=12), st.data())
 def test_what_two_prompts_expect_stays_until_both_are_settled(asked, data):
     holdings = Holdings(PrefixIndex(), named)

@@ -114,6 +114,11 @@ def test_nothing_is_left_of_requests_that_ended():
     assert not ledger.flights
     ledger.check_integrity(expected=())
     assert not cluster._holdings._expected.holders
+    assert not cluster._flights
+    assert not cluster._waiting
+    assert not cluster._timeline._calls
+    assert not any(cluster._network._sending.values())
+    assert not any(cluster._network._receiving.values())
 
 
 def test_engines_that_do_both_stall_their_answers_for_prompts():
@@ -140,9 +145,9 @@ def test_engines_that_do_both_keep_prefixes_in_their_own_memory():
 @pytest.mark.parametrize(
     ("plan", "said"),
     [
-        ({"placement": "best"}, "no placement 'best'"),
-        ({"admission": "none"}, "no admission 'none'"),
-        ({"eviction": "mru"}, "no eviction 'mru'"),
+        ({"placement": "best"}, "unknown placement policy 'best'; did you mean"),
+        ({"admission": "none"}, "unknown admission policy 'none'; did you mean"),
+        ({"eviction": "mru"}, "unknown eviction policy 'mru'; did you mean 'lru'"),
         ({"network": "ring"}, "no network 'ring'"),
         ({"prefill": 0}, "0 prefill"),
         ({"decode": -1}, "-1 decode"),

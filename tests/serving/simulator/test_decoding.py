@@ -1,11 +1,14 @@
 """Stretches of steps that are one call end when step after step would. Time is played."""
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.simulator.decoding import DecodeNode, Decoding
 from serving.simulator.hardware import read_hardware
+from serving.simulator.stretches import Stretches
 from serving.simulator.timeline import Timeline
 
 HARDWARE = read_hardware("a800-llama3-70b")
@@ -93,3 +96,27 @@ def test_what_has_no_room_waits_for_what_ends():
     alone_s = HARDWARE.step_s(1, half)
     assert ends[2] - ends[0] >= 10 * alone_s
     assert len(ends) == 3
+
+
+@pytest.mark.parametrize("lives", [1, 100, 5000])
+def test_however_long_a_node_runs_it_keeps_what_one_sequence_lives_through(lives):
+    now, times = 0, []
+    stretches = Stretches(lambda: max(0, now - 3 * lives))
+    for number in range(20_000):  # of three steps each
+        stretches.begin(now, 0.01 + number % 7 * 1e-3, 1e-6)
+        times += [0.01 + number % 7 * 1e-3 + 1e-6 * step for step in range(3)]
+        now += 3
+        if number > lives and number % 997 == 0:
+            first_s, slowest_s = stretches.look_back(now - 3 * lives, now)
+            assert first_s == pytest.approx(times[now - 3 * lives])
+            since = times[now - 3 * lives + 1 : now]
+            assert slowest_s == pytest.approx(longest_tenth(since), rel=0.01)
+    assert len(stretches._first) <= 4 * max(512, lives)
+
+
+def test_the_step_of_a_sequence_of_one_token_is_told_alone():
+    stretches = Stretches(lambda: 0)
+    stretches.begin(5, 0.25, 0.0)
+    first_s, slowest_s = stretches.look_back(5, 6)
+    assert first_s == 0.25
+    assert math.isnan(slowest_s)

@@ -64,3 +64,28 @@ def test_fifo_sends_one_after_the_other():
 
 def test_nothing_to_send_is_there_at_once():
     assert ends(FairShare, [(2.0, 0, 1, 0)]) == [2.0]
+
+
+def test_flows_of_a_node_that_fails_end_nowhere_and_make_room():
+    timeline, over = Timeline(), {}
+    network = FairShare(timeline, SPEED)
+
+    def done(name):
+        over[name] = timeline.now
+
+    network.send(0, 1, 300, done, "to it")
+    network.send(1, 3, 300, done, "from it")
+    network.send(0, 2, 300, done, "beside it")
+    timeline.at(2.0, network.cut, 1)
+    timeline.run()
+    assert over == {"beside it": 4.0}  # 100 at half the speed, then alone
+
+
+def test_fifo_does_not_wait_for_what_a_failed_node_was_to_get():
+    timeline, over = Timeline(), []
+    network = Fifo(timeline, SPEED)
+    network.send(0, 1, 300, over.append, "lost")
+    timeline.at(1.0, network.cut, 1)
+    timeline.at(1.0, network.send, 2, 1, 100, lambda: over.append(timeline.now))
+    timeline.run()
+    assert over[0] == 2.0
