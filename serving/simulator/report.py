@@ -173,13 +173,14 @@ STYLE = """
 :root{--back:#0e1013;--card:#15181d;--text:#e6e8eb;--weak:#a9b0b8;--edge:#33383f}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--back);color:var(--text);font:16px/1.45 system-ui,sans-serif}
-main{max-width:1180px;margin:auto;padding:16px}
+main{max-width:1180px;margin:auto;padding:8px}
 h1{font-size:1.5rem;margin:.4em 0}h2{font-size:1.15rem;margin:0 0 .2em}
 p{margin:.2em 0 .8em;color:var(--weak)}
 section{background:var(--card);border:1px solid var(--edge);border-radius:8px;
-padding:14px;margin:14px 0}
+padding:10px;margin:12px 0}
 .beside{display:grid;gap:14px;grid-template-columns:minmax(0,1fr)}
-@media(min-width:860px){.beside{grid-template-columns:minmax(0,540px) minmax(0,1fr)}}
+@media(min-width:860px){main{padding:16px}section{padding:16px}
+.beside{grid-template-columns:minmax(0,540px) minmax(0,1fr)}}
 .plot{display:block;width:100%;max-width:540px;height:auto}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nums}
