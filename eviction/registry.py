@@ -17,6 +17,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from kernel_cache.foreign import Foreign
+
 if TYPE_CHECKING:
     from eviction.base import EvictionPolicy
 
@@ -49,26 +51,33 @@ POLICIES = tuple(_HOME)
 STORE_POLICIES = tuple(name for name in _HOME if name not in ("lfu_perfect", "opt"))
 
 
+_FOREIGN = Foreign("eviction policy", GROUP, POLICIES)
+
+
 def create_policy(name: str, capacity_ids: int) -> EvictionPolicy:
     """Make the policy called `name` for ids 0 to `capacity_ids - 1`.
 
     "opt" starts without a future and is then the same as lru; `count_hits` gives it the trace.
-    Raises ValueError for an unknown name, with the nearest known one, or a bad capacity.
+    Raises ValueError for an unknown name, with the nearest known one, a bad capacity, or a policy
+    of others that cannot be made.
     """
-    return find_policy(name)(capacity_ids)
+    policy = find_policy(name)
+    if name in _HOME:
+        return policy(capacity_ids)
+    return _FOREIGN.make(name, policy, capacity_ids)
 
 
 def check_store_policy(name: str) -> None:
     """Raise ValueError, with the next step, unless a store can run the policy called `name`.
 
-    Ours are known by name and not imported for it.
+    Ours are known by name and not imported for it. One of others is made once, for one id.
     """
     if name in STORE_POLICIES:
         return
     if name in POLICIES:
         listed = ", ".join(STORE_POLICIES)
         raise ValueError(f"the eviction policy {name!r} is for traces only; choose from {listed}")
-    find_policy(name)
+    create_policy(name, 1)
 
 
 def find_policy(name: str) -> type[EvictionPolicy]:
@@ -78,36 +87,14 @@ def find_policy(name: str) -> type[EvictionPolicy]:
     policy.
     """
     if name in _HOME:
-        return _imported(*_HOME[name])
-    import difflib
-    from importlib import metadata
-
-    known = {point.name: point.value for point in metadata.entry_points(group=GROUP)}
-    path = name if ":" in name else known.get(name)
-    if path is None:
-        names = (*POLICIES, *known)
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
-        raise ValueError(
-            f"unknown eviction policy {name!r}; did you mean {near!r}? known: {', '.join(names)}, "
-            "or your own as module:Class"
-        )
-    module, _, class_name = path.partition(":")
-    return _imported(module, class_name)
-
-
-def _imported(module: str, class_name: str) -> type[EvictionPolicy]:
+        module, class_name = _HOME[name]
+        ours: type[EvictionPolicy] = getattr(importlib.import_module(module), class_name)
+        return ours
     from eviction.base import EvictionPolicy
 
-    path = f"{module}:{class_name}"
-    try:
-        found = getattr(importlib.import_module(module), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"cannot import the eviction policy {path!r}: {error}; it must be importable by this "
-            "program: install its package, or add its folder to PYTHONPATH"
-        ) from error
+    found = _FOREIGN.find(name)
     if not (isinstance(found, type) and issubclass(found, EvictionPolicy)):
         raise ValueError(
-            f"{path!r} is no eviction policy; subclass eviction.PlainPolicy or EvictionPolicy"
+            f"{name!r} is no eviction policy; subclass eviction.PlainPolicy or EvictionPolicy"
         )
     return found

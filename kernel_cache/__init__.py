@@ -1,7 +1,7 @@
 """What kernels stand on: where their compiled form is kept, and the columns they work on.
 
 Kernels take `njit` from here; its first use imports numba. `lazy` is how every package hands on
-names without loading what is behind them.
+names without loading what is behind them, and `foreign` how it finds those of other packages.
 """
 
 from typing import TYPE_CHECKING

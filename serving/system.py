@@ -16,6 +16,7 @@ import logging
 import os
 import random
 import socket
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,12 @@ from serving.engine.loading import check_model
 from serving.front.app import Front, front_application
 from serving.front.board import ConductorBoard
 from serving.scheduling.pipelines import PipelineRule
-from serving.scheduling.policies import ADMISSIONS, PLACEMENTS
+from serving.scheduling.policies import (
+    check_admission,
+    check_placement,
+    make_admission,
+    make_placement,
+)
 from serving.scheduling.roles import RoleBalancer
 from serving.scheduling.scheduler import Policies, Scheduler
 from serving.scheduling.views import Slo
@@ -42,6 +48,8 @@ from transfer_engine.lasting import keep_going
 from transfer_engine.rpc.address import is_loopback
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from serving.scheduling.placement import PlacementPolicy
 
 __all__ = [
@@ -114,16 +122,9 @@ class SystemSettings:
                 f"{prefill} prefill, {decode} decode, {coupled} coupled workers cannot answer",
                 advice="have at least one of each, or a coupled one",
             )
-        if self.admission not in ADMISSIONS:
-            raise ConfigError(
-                f"there is no admission policy {self.admission!r}",
-                advice=f"one of {', '.join(ADMISSIONS)}",
-            )
-        if self.placement not in PLACEMENTS:
-            raise ConfigError(
-                f"there is no placement policy {self.placement!r}",
-                advice=f"one of {', '.join(PLACEMENTS)}",
-            )
+        with _as_config():
+            check_admission(self.admission)
+            check_placement(self.placement)
         if self.balancing < 1:
             raise ConfigError(
                 f"balancing is {self.balancing}, and a worker's own prefix is never worth less",
@@ -139,9 +140,22 @@ class SystemSettings:
 
 
 def engine_placement(settings: SystemSettings) -> PlacementPolicy:
-    """The policy among complete engines, which do not pull from each other at a front's word."""
+    """The policy among complete engines, which do not pull from each other at a front's word.
+
+    Raises ConfigError when it cannot be made.
+    """
     name = "local-cache" if settings.placement == "cache-centric" else settings.placement
-    return PLACEMENTS[name](settings.balancing, random.Random())
+    with _as_config():
+        return make_placement(name, settings.balancing, random.Random())
+
+
+@contextmanager
+def _as_config() -> Iterator[None]:
+    """What is wrong with a policy that was named is a mistake in the configuration."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 class ServingSystem:
@@ -151,9 +165,12 @@ class ServingSystem:
         settings.check()
         self.settings = settings
         slo = Slo(settings.ttft_s, settings.tbt_s)
+        with _as_config():
+            placement = make_placement(settings.placement, settings.balancing, random.Random())
+            admission = make_admission(settings.admission)
         policies = Policies(
-            placement=PLACEMENTS[settings.placement](settings.balancing, random.Random()),
-            admission=ADMISSIONS[settings.admission](),
+            placement=placement,
+            admission=admission,
             roles=None if settings.fixed_roles else RoleBalancer(),
             pipeline=PipelineRule(settings.pipeline) if settings.pipeline > 1 else None,
         )

@@ -43,10 +43,13 @@ OPTIONS = {
     "secret_file": (None, SecretOption),
     "segment": _option("1GiB", "Memory for KV blocks, of a pool it starts."),
     "overcommit": _option(False, "Lend that memory even if there is less.", "--overcommit"),
-    "admission": _option("forecast", "Whom to refuse under load: forecast, load or at-decode."),
+    "admission": _option(
+        "forecast", "Whom to refuse under load: forecast, load, at-decode or module:Class."
+    ),
     "placement": _option(
         "cache-centric",
-        "Who computes a prompt: cache-centric, local-cache, least-loaded, random or round-robin.",
+        "Who computes a prompt: cache-centric, local-cache, least-loaded, random, round-robin, "
+        "or module:Class of your own.",
     ),
     "balancing": _option(
         1.5, "Pull a prefix that is so many times longer than the worker's own, or more."

@@ -1,7 +1,7 @@
 """`mooncake simulate`: what a cluster would make of a trace, by the product's own decisions."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -14,11 +14,31 @@ if TYPE_CHECKING:
     from serving.simulator.cluster import Plan
     from serving.simulator.outcomes import Outcomes
 
+T = TypeVar("T", int, float)
+
 app = make_app("Simulate a serving cluster on a trace.")
 app.command(epilog=EPILOG)(scenario)
 
 TraceArgument = Annotated[
     Path, typer.Argument(help="A trace: JSON lines of timestamp, lengths and block ids.")
+]
+PrefillOption = Annotated[int, typer.Option(help="Nodes that compute prompts.")]
+DecodeOption = Annotated[int, typer.Option(help="Nodes that compute answers; 0 leaves these out.")]
+SpeedOption = Annotated[float, typer.Option(help="How much faster requests come.")]
+SpreadOption = Annotated[
+    bool, typer.Option("--spread", help="Spread requests of one timestamp until the next.")
+]
+HardwareOption = Annotated[str, typer.Option(help="A kind of machine by its name, or a file.")]
+SeedOption = Annotated[int, typer.Option(help="For what is drawn at random.")]
+PlacementOption = Annotated[
+    str,
+    typer.Option(
+        help="cache-centric, local-cache, least-loaded, random, round-robin, or module:Class."
+    ),
+]
+AdmissionOption = Annotated[
+    str,
+    typer.Option(help="Whom to refuse: at-decode, load, forecast or module:Class; nobody without."),
 ]
 
 
@@ -34,6 +54,10 @@ TraceArgument = Annotated[
             "refusals, on a machine of one's own",
         ),
         (
+            "mooncake simulate run trace.jsonl --placement my_policies:Patient",
+            "a policy of one's own",
+        ),
+        (
             "mooncake simulate run trace.jsonl --fail decode-0:10m:30s",
             "a decode node is gone for half a minute",
         ),
@@ -41,43 +65,35 @@ TraceArgument = Annotated[
 )
 def run(
     trace: TraceArgument,
-    prefill: Annotated[int, typer.Option(help="Nodes that compute prompts.")] = 8,
-    decode: Annotated[
-        int, typer.Option(help="Nodes that compute answers; 0 leaves these out.")
-    ] = 8,
+    prefill: PrefillOption = 8,
+    decode: DecodeOption = 8,
     cache: Annotated[
         int, typer.Option(help="Tokens whose KV each prefill node keeps.")
     ] = 3_000_000,
     disk: Annotated[
         int, typer.Option(help="And on a disk below that; the hardware has to say how quick it is.")
     ] = 0,
-    eviction: Annotated[str, typer.Option(help="Which blocks leave first.")] = "lru",
-    placement: Annotated[
-        str, typer.Option(help="cache-centric, local-cache, least-loaded, random, round-robin.")
-    ] = "cache-centric",
+    eviction: Annotated[
+        str, typer.Option(help="Which blocks leave first: lru, ..., or module:Class.")
+    ] = "lru",
+    placement: PlacementOption = "cache-centric",
     balancing: Annotated[
         float, typer.Option(help="Pull a prefix that is so many times longer than a node's own.")
     ] = 1.5,
-    admission: Annotated[
-        str, typer.Option(help="Whom to refuse: at-decode, load or forecast; nobody without.")
-    ] = "",
+    admission: AdmissionOption = "",
     ttft: Annotated[str, typer.Option(help="How long a first token may take.")] = "30s",
     tbt: Annotated[str, typer.Option(help="How long a further token may take.")] = "100ms",
-    speed: Annotated[float, typer.Option(help="How much faster requests come.")] = 1.0,
-    spread: Annotated[
-        bool, typer.Option("--spread", help="Spread requests of one timestamp until the next.")
-    ] = False,
+    speed: SpeedOption = 1.0,
+    spread: SpreadOption = False,
     network: Annotated[str, typer.Option(help="How links are shared: fair or fifo.")] = "fair",
-    hardware: Annotated[
-        str, typer.Option(help="A kind of machine by its name, or a file.")
-    ] = "a800-llama3-70b",
+    hardware: HardwareOption = "a800-llama3-70b",
     fail: Annotated[
         list[str] | None, typer.Option(help="A node that fails, when and for how long; repeatable.")
     ] = None,
     roles: Annotated[
         bool, typer.Option("--roles", help="Let nodes change sides, as loads ask for it.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="For what is drawn at random.")] = 1,
+    seed: SeedOption = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Serve every request of a trace in simulated time, and tell what users would have seen."""
@@ -125,6 +141,83 @@ def _tell(trace: "Trace", outcomes: "Outcomes", plan: "Plan", as_json: bool) -> 
             [(name.replace("_", " "), _shown(value)) for name, value in figures.items()],
         ),
     )
+
+
+@app.command(
+    epilog=examples(
+        (
+            "mooncake simulate ablation trace.jsonl --eviction lru,sieve --cache 1000000,3000000",
+            "four runs, two a cache",
+        ),
+        (
+            "mooncake simulate ablation trace.jsonl --placement cache-centric,my_policies:Patient",
+            "a policy of one's own beside Algorithm 1",
+        ),
+    )
+)
+def ablation(
+    trace: TraceArgument,
+    eviction: Annotated[str, typer.Option(help="Which blocks leave first, a list.")] = "lru",
+    placement: Annotated[
+        str, typer.Option(help="Where prompts are computed, a list.")
+    ] = "cache-centric",
+    balancing: Annotated[
+        str, typer.Option(help="From how much longer a prefix on it is pulled, a list.")
+    ] = "1.5",
+    cache: Annotated[
+        str, typer.Option(help="Tokens whose KV each prefill node keeps, a list.")
+    ] = "3000000",
+    prefill: PrefillOption = 8,
+    decode: DecodeOption = 0,
+    speed: SpeedOption = 1.0,
+    spread: SpreadOption = False,
+    hardware: HardwareOption = "a800-llama3-70b",
+    seed: SeedOption = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Run every combination of some policies, and tell what each gains over the first.
+
+    Lists are separated by commas. Gains are over the first of each list, with the same cache.
+    """
+    from mooncake_store.bench.harness import listed
+    from serving.simulator.ablation import AblationRow, compare
+    from serving.simulator.cluster import Plan
+    from serving.simulator.hardware import read_hardware
+    from serving.traces import shape
+
+    varied = {
+        "cache_tokens": _numbers("--cache", cache, int),
+        "eviction": listed(eviction),
+        "placement": listed(placement),
+        "balancing": _numbers("--balancing", balancing, float),
+    }
+    requests = _read(trace)
+    rows = list(
+        compare(
+            shape.spread(requests) if spread else requests,
+            read_hardware(hardware),
+            Plan(prefill=prefill, decode=decode, speed=speed, seed=seed),
+            varied,
+        )
+    )
+    emit(
+        {"rows": [row._asdict() for row in rows]},
+        as_json=as_json,
+        human=lambda: table(
+            dict.fromkeys((name.replace("_", " ") for name in AblationRow._fields), "right"),
+            [tuple(map(_shown, row)) for row in rows],
+        ),
+    )
+
+
+def _numbers(option: str, text: str, kind: type[T]) -> list[T]:
+    """Read a list of numbers."""
+    from mooncake_store.bench.harness import listed
+
+    try:
+        return [kind(each) for each in listed(text)]
+    except ValueError:
+        raise InvalidArgumentError(f"{option} {text!r} is no list of numbers") from None
 
 
 @app.command(

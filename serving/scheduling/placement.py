@@ -36,6 +36,7 @@ __all__ = [
     "PlacementPolicy",
     "RoundRobin",
     "choose_decode",
+    "placed_on",
 ]
 
 
@@ -138,8 +139,8 @@ def _at(instance: PrefillView, demand: Demand, found: Placement, costs: Costs) -
     )
 
 
-def _on(demand: Demand, instance: PrefillView, costs: Costs) -> Placement:
-    """The request on an instance that was chosen for another reason."""
+def placed_on(demand: Demand, instance: PrefillView, costs: Costs) -> Placement:
+    """The request on an instance that was chosen for another reason, with what it has itself."""
     found = _local(demand, _own(demand, instance.name), costs)
     return _at(instance, demand, found, costs)
 
@@ -208,7 +209,7 @@ class LeastLoaded:
     ) -> Placement | None:
         """The one with the shortest queue; of several with one, that with the fewest answers."""
         chosen = min(instances, key=_least, default=None)
-        return None if chosen is None else _on(demand, chosen, costs)
+        return None if chosen is None else placed_on(demand, chosen, costs)
 
 
 class AnyInstance:
@@ -223,7 +224,7 @@ class AnyInstance:
         """One at random."""
         if not instances:
             return None
-        return _on(demand, self._source.choice(instances), costs)
+        return placed_on(demand, self._source.choice(instances), costs)
 
 
 class RoundRobin:
@@ -246,7 +247,7 @@ class RoundRobin:
         # Of instances that are gone nothing is kept; one that comes back is the next.
         self._turns = {each.name: self._turns.get(each.name, 0) for each in instances}
         self._turns[chosen.name] = self._count
-        return _on(demand, chosen, costs)
+        return placed_on(demand, chosen, costs)
 
 
 def choose_decode(

@@ -141,6 +141,7 @@ class EngineRouter:
         placement = self._policy.place(demand, self._views(now, demand, avoid), self.costs)
         if placement is None:
             return None
+        placement = placement.alone  # engines pull nothing because a front says so
         name = placement.prefill
         engine = self._engines[name]
         self._turns += 1

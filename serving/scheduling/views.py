@@ -105,6 +105,20 @@ class Placement(NamedTuple):
         """The time that pulling saves, if pulling took none."""
         return max(0.0, self.alternative_s - self.load_s - self.prefill_s)
 
+    @property
+    def alone(self) -> Placement:
+        """The same instance with what it has itself."""
+        if not self.source:
+            return self
+        return self._replace(
+            cached=self.cached - self.pulled,
+            source="",
+            pulled=0,
+            transfer_s=0.0,
+            load_s=0.0,
+            prefill_s=self.alternative_s,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Rejection:

@@ -22,12 +22,14 @@ from __future__ import annotations
 
 import math
 import random
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from eviction import POLICIES, create_policy
+from eviction import create_policy
+from eviction.registry import find_policy
 from eviction.trace import BLOCK_TOKENS
 from mooncake_store.errors import InvalidArgumentError
 from serving.engine.sampling import Sampling
@@ -35,7 +37,12 @@ from serving.scheduling.course import Compute, Course, Decode, Prefilled, Wait
 from serving.scheduling.holdings import Holdings
 from serving.scheduling.index import PrefixIndex
 from serving.scheduling.ledger import DECODE, PREFILL, Instance
-from serving.scheduling.policies import ADMISSIONS, PLACEMENTS
+from serving.scheduling.policies import (
+    check_admission,
+    check_placement,
+    make_admission,
+    make_placement,
+)
 from serving.scheduling.requests import Finish, Request
 from serving.scheduling.roles import RoleBalancer
 from serving.scheduling.scheduler import Policies, Scheduler
@@ -55,10 +62,10 @@ from serving.simulator.timeline import Timeline
 from serving.simulator.unread import UnreadStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from eviction import EvictionPolicy, Trace
-    from serving.scheduling.admission import AdmissionPolicy, Outlook
+    from serving.scheduling.admission import Outlook
     from serving.scheduling.views import Placement, Rejection
     from serving.simulator.arrivals import Coming
     from serving.simulator.hardware import Hardware
@@ -102,17 +109,15 @@ class Plan:
     """Whether nodes change sides, as loads ask for it."""
 
     def __post_init__(self) -> None:
-        for value, known, what in (
-            (self.placement, PLACEMENTS, "placement"),
-            (self.admission, ("", *ADMISSIONS), "admission"),
-            (self.network, NETWORKS, "network"),
-            (self.eviction, POLICIES, "eviction"),
-        ):
-            if value not in known:
-                raise InvalidArgumentError(
-                    f"there is no {what} {value!r}",
-                    advice=f"choose from {', '.join(filter(None, known))}",
-                )
+        with _as_argument():
+            find_policy(self.eviction)
+            check_placement(self.placement)
+            if self.admission:
+                check_admission(self.admission)
+        if self.network not in NETWORKS:
+            raise InvalidArgumentError(
+                f"there is no network {self.network!r}", advice=f"choose from {', '.join(NETWORKS)}"
+            )
         if self.prefill < 1 or min(self.decode, self.cache_tokens, self.decode_s) < 0:
             raise InvalidArgumentError(
                 f"{self.prefill} prefill and {self.decode} decode nodes with {self.cache_tokens} "
@@ -128,6 +133,15 @@ class Plan:
                 "blocks reach a disk through memory, and sizes are 0 or more"
             )
         check_outages(self.outages, self.prefill, self.decode)
+
+
+@contextmanager
+def _as_argument() -> Iterator[None]:
+    """What is wrong with a policy that was named is a mistake in the plan."""
+    try:
+        yield
+    except ValueError as error:
+        raise InvalidArgumentError(str(error)) from error
 
 
 class _Flight:
@@ -220,7 +234,8 @@ class Cluster:
 
     def _cache(self) -> NodeCache:
         def make(count: int) -> EvictionPolicy:
-            return create_policy(self._plan.eviction, count)
+            with _as_argument():
+                return create_policy(self._plan.eviction, count)
 
         slots, disk_slots = (
             tokens // BLOCK_TOKENS for tokens in (self._plan.cache_tokens, self._plan.disk_tokens)
@@ -436,9 +451,9 @@ class _Everybody:
 
 
 def _scheduler(plan: Plan, hardware: Hardware) -> Scheduler:
-    refuses = plan.admission in ADMISSIONS
-    admission: AdmissionPolicy = ADMISSIONS[plan.admission]() if refuses else _Everybody()
-    placement = PLACEMENTS[plan.placement](plan.balancing, random.Random(plan.seed))
+    with _as_argument():
+        admission = make_admission(plan.admission) if plan.admission else _Everybody()
+        placement = make_placement(plan.placement, plan.balancing, random.Random(plan.seed))
     roles = RoleBalancer() if plan.roles else None
     policies = Policies(placement=placement, admission=admission, roles=roles)
     return Scheduler(

@@ -152,7 +152,7 @@ NO_STORE = {
     "warmup", "journal show", "journal verify", "journal replay", "state export", "state import",
     "mount",  # takes the store where mount(8) has the device
     "chat",  # talks to what speaks OpenAI's API
-    "simulate run", "simulate paper", "simulate scenario",
+    "simulate run", "simulate ablation", "simulate paper", "simulate scenario",
     "trace describe", "trace generate", "trace speed", "trace spread", "trace split",
 }  # fmt: skip
 STORE = {

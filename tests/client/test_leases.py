@@ -99,6 +99,16 @@ def test_a_view_keeps_its_own_client_from_removing(store):
     store.remove("shown")
 
 
+def test_what_was_shown_can_be_removed_like_what_was_just_read(url, connect):
+    store = connect(url, lease_cache_entries=8)
+    keys = [f"key {number}" for number in range(200)]
+    assert store.put_many(keys, [b"value"] * len(keys)).ok
+    for key in keys:
+        store.view(key).release()
+    assert store.get_many(keys).ok  # of most of these leases it remembers nothing
+    assert store.remove_many(keys).ok
+
+
 def test_readers_are_asked_for_only_as_long_as_they_read(url, connect):
     """What one client removes another one still reads, and then nobody keeps it."""
     store, other = connect(url), connect(url)

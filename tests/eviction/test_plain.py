@@ -145,13 +145,13 @@ def test_a_store_takes_no_policy_for_analysis(name):
         LocalCluster(0, in_process=True, master={"eviction_policy": name}).start()
 
 
-def scanned(url):
+def scanned(url, uses=1):
     """What is left of 40 objects that came after one that is used early, in a pool of 16."""
     with Client(url, lease_ttl="1ms", lease_cache=False) as store:
         store.put("used", bytes(1 << 20))
         for number in range(40):
             store.put(f"scan-{number}", bytes(1 << 20))
-            if number == 4:
+            for _ in range(uses if number == 4 else 0):
                 store.get("used")
         return store.exists_many(["used", "scan-0", "scan-39"]).tolist()
 

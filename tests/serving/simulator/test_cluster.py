@@ -145,9 +145,9 @@ def test_engines_that_do_both_keep_prefixes_in_their_own_memory():
 @pytest.mark.parametrize(
     ("plan", "said"),
     [
-        ({"placement": "best"}, "no placement 'best'"),
-        ({"admission": "none"}, "no admission 'none'"),
-        ({"eviction": "mru"}, "no eviction 'mru'"),
+        ({"placement": "best"}, "unknown placement policy 'best'; did you mean"),
+        ({"admission": "none"}, "unknown admission policy 'none'; did you mean"),
+        ({"eviction": "mru"}, "unknown eviction policy 'mru'; did you mean 'lru'"),
         ({"network": "ring"}, "no network 'ring'"),
         ({"prefill": 0}, "0 prefill"),
         ({"decode": -1}, "-1 decode"),

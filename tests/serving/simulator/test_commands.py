@@ -34,6 +34,48 @@ def test_a_run_tells_what_users_would_have_seen(trace_file, capsys):
     assert "ttft p99 s" in capsys.readouterr().out
 
 
+def test_an_ablation_has_every_combination_beside_the_first_of_its_cache(trace_file, capsys):
+    words = ["simulate", "ablation", str(trace_file), "--prefill", "2", "--json"]
+    lists = ["--cache", "20000,400000", "--eviction", "lru,fifo", "--placement"]
+    assert main([*words, *lists, "cache-centric,random"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    named = [(row["cache_tokens"], row["eviction"], row["placement"]) for row in rows]
+    assert named == [
+        (cache, eviction, placement)
+        for cache in (20_000, 400_000)
+        for eviction in ("lru", "fifo")
+        for placement in ("cache-centric", "random")
+    ]
+    assert rows[0]["ttft_gain"] == rows[0]["hit_gain"] == rows[4]["ttft_gain"] == 0.0
+    for first, row in ((rows[0], rows[3]), (rows[4], rows[7])):
+        assert row["ttft_mean_s"] == pytest.approx(first["ttft_mean_s"] * (1 - row["ttft_gain"]))
+        assert row["hit_ratio"] == pytest.approx(first["hit_ratio"] * (1 + row["hit_gain"]))
+    assert rows[7]["ttft_gain"] < 0, "any node is worse than the best one"
+    assert rows[4]["hit_ratio"] > rows[0]["hit_ratio"]
+
+
+def test_one_run_of_an_ablation_is_that_run(trace_file, capsys):
+    words = [str(trace_file), "--prefill", "2", "--decode", "0", "--balancing", "1", "--json"]
+    assert main(["simulate", "ablation", *words]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert main(["simulate", "run", *words]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (row["hit_ratio"], row["ttft_mean_s"]) == (told["hit_ratio"], told["ttft_mean_s"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--cache", "1,x"], "--cache '1,x' is no list of numbers"),
+        (["--eviction", "lru,mru"], "unknown eviction policy 'mru'"),
+        (["--placement", "best"], "unknown placement policy 'best'"),
+    ],
+)
+def test_an_ablation_refuses_what_it_cannot_run_before_it_runs(trace_file, capsys, words, said):
+    assert main(["simulate", "ablation", str(trace_file), *words]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_nodes_that_fail_are_named_and_what_they_failed_is_told(trace_file, capsys):
     arguments = ["simulate", "run", str(trace_file), "--prefill", "2", "--decode", "2", "--json"]
     assert main([*arguments, "--fail", "decode-0:2s:30s", "--fail", "prefill-1:3s:1s"]) == 0
