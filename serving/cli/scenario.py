@@ -68,6 +68,8 @@ def scenario(
             jobs=jobs or len(os.sched_getaffinity(0)),
             done=lambda count: say(f"{known.about}: run {min(count + 1, runs)} of {runs}"),
         )
+    # First what took long: a file that cannot be written loses nothing then.
+    emit(results.plain(), as_json=as_json, human=lambda: _drawn(results))
     if csv is not None:
         csv.write_text(results.csv(), encoding="utf-8")
     if html is not None:
@@ -76,7 +78,6 @@ def scenario(
         svg.mkdir(parents=True, exist_ok=True)
         for picture in pictures(results):
             (svg / f"{picture.name}.svg").write_text(picture.svg, encoding="utf-8")
-    emit(results.plain(), as_json=as_json, human=lambda: _drawn(results))
 
 
 def _drawn(results: "Results") -> "RenderableType":

@@ -78,7 +78,7 @@ def test_variants_are_names_and_every_combination_in_the_order_of_the_file(writt
         ("seeds = [1, true]\n" + TRACE, ["seeds[1]: ", "`int`", "`bool`"]),
         ("seeds = []\n" + TRACE, ["seeds is empty", "seeds = [1]"]),
         (TRACE + "[vary]\nprefill = []\n", ["vary.prefill is empty"]),
-        (TRACE + '[plan]\neviction = "fifth"\n', ["plan: ", "no eviction 'fifth'", "lru"]),
+        (TRACE + '[plan]\neviction = "fifth"\n', ["plan: ", "eviction", "'fifth'", "lru"]),
         (TRACE + "[vary]\nprefill = [1, 0]\n", ["prefill 0: ", "one node computes"]),
         (TRACE + '[plan]\noutages = ["decode-0"]\n', ["plan.outages", "decode-0"]),
         (TRACE + '[plan]\noutages = ["decode-9:1s:1s"]\n', ["plan", "decode-9"]),
@@ -150,6 +150,23 @@ def test_results_are_the_same_whatever_the_number_of_processes(results):
     assert again.csv() == results.csv()
 
 
+def test_a_trace_that_is_none_and_policies_of_others_reach_other_processes(
+    written, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "others.py").write_text(
+        "from serving.scheduling.placement import RoundRobin\n\n\nclass Mine(RoundRobin): pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    both = 'placement = ["round-robin", "others:Mine"]'
+    path = written(TRACE + f"[plan]\nprefill = 2\n[vary]\n{both}\n")
+    found = run_scenario(read_scenario(path), jobs=2)
+    assert found.runs[0].figures == found.runs[1].figures
+    (tmp_path / "bad.jsonl").write_text("{}\n")
+    bad = ["--trace", str(tmp_path / "bad.jsonl"), "--jobs", "2"]
+    assert main(["simulate", "scenario", str(path), *bad]) != 0
+    assert "line 1" in capsys.readouterr().err
+
+
 def test_csv_and_json_have_every_run_with_every_figure_and_medians(results):
     lines = list(csv.DictReader(io.StringIO(results.csv())))
     assert [line["seed"] for line in lines] == ["3", "1", "2"] * 4 + ["median"] * 4
@@ -181,6 +198,11 @@ def test_the_command_runs_a_file_on_another_trace_and_writes_what_is_asked(
     shown = capsys.readouterr().out
     assert "placement random, cache_tokens 100,000" in shown
     assert "medians over 3 seeds" in shown
+    # Runs are told even where a file cannot be written.
+    assert main([*arguments, "--csv", str(tmp_path / "none" / "runs.csv")]) != 0
+    told, wrong = capsys.readouterr()
+    assert "placement random, cache_tokens 100,000" in told
+    assert "No such file" in wrong
     assert main([*arguments, "--jobs", "-1"]) != 0
     assert "--jobs is -1" in capsys.readouterr().err
 
