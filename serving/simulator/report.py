@@ -159,6 +159,8 @@ def _loads(results: Results) -> list[Picture]:
             counts = getattr(curves, name)
             lines.append(Line(variant.name, list(zip(curves.at_s, counts, strict=True))))
             rows.append((variant.name, short(statistics.fmean(counts)), short(max(counts))))
+        if not any(count for line in lines for _, count in line.points):
+            continue  # as where nobody decodes
         svg = line_chart(lines, Axis("seconds since the trace began"), Axis(unit))
         found.append(Picture(name, title, f"{about}; seed {seed}.", svg, ("mean", "most"), rows))
     return found
@@ -187,6 +189,7 @@ table{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nu
 th,td{padding:4px 10px 4px 0;text-align:right;border-bottom:1px solid var(--edge);
 vertical-align:top}
 th:first-child,td:first-child{text-align:left;overflow-wrap:anywhere}
+.facts td{text-align:left}.facts td:first-child{white-space:nowrap}
 """
 
 
@@ -243,7 +246,8 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     body = "".join(
         f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
     )
-    return f'<div class="scroll"><table>{shown}<tbody>{body}</tbody></table></div>'
+    kind = "" if shown else ' class="facts"'
+    return f'<div class="scroll"><table{kind}>{shown}<tbody>{body}</tbody></table></div>'
 
 
 def _plain(value: Any) -> str:
