@@ -7,6 +7,7 @@ import typer
 
 from mooncake_store.cli.shared.app import JsonOption, emit, examples, make_app, table
 from mooncake_store.errors import InvalidArgumentError
+from serving.cli.scenario import EPILOG, scenario
 
 if TYPE_CHECKING:
     from eviction import Trace
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", int, float)
 
 app = make_app("Simulate a serving cluster on a trace.")
+app.command(epilog=EPILOG)(scenario)
 
 TraceArgument = Annotated[
     Path, typer.Argument(help="A trace: JSON lines of timestamp, lengths and block ids.")

@@ -152,7 +152,8 @@ NO_STORE = {
     "warmup", "journal show", "journal verify", "journal replay", "state export", "state import",
     "mount",  # takes the store where mount(8) has the device
     "chat",  # talks to what speaks OpenAI's API
-    "simulate run", "simulate ablation", "simulate paper", "simulate fit", "advise",
+    "simulate run", "simulate ablation", "simulate paper", "simulate scenario", "simulate fit",
+    "advise",
     "trace describe", "trace generate", "trace speed", "trace spread", "trace split",
 }  # fmt: skip
 STORE = {
