@@ -21,6 +21,7 @@ from transfer_engine.transports.stream import (
     REQUEST_BODY_BYTES,
     WRITE,
 )
+from transfer_engine.transports.tcp_server import TcpServer
 from transfer_engine.wire.frame import MAGIC, VERSION
 from transfer_engine.wire.frame import REPLY as REPLY_FLAG
 
@@ -234,6 +235,27 @@ def test_a_process_bound_to_one_processor_serves():
             assert memory[:3].tobytes() == b"one"
     finally:
         os.sched_setaffinity(0, before)
+
+
+def test_memory_that_nobody_asks_about_is_served_without_python(served, monkeypatch):
+    segment, server, engine, region, memory = served
+    asked = []
+    plain = TcpServer._batch
+
+    def batch(self, link, whole):
+        asked.append(whole)
+        plain(self, link, whole)
+
+    monkeypatch.setattr(TcpServer, "_batch", batch)
+    segment.buffer[:4] = b"data"
+    target = engine.open(server.publish(segment))
+    assert engine.read_batch(target, [0], [4096], [region.address]).ok
+    assert memory[:4].tobytes() == b"data"
+    assert not asked
+    segment.close()
+    with pytest.raises(NotFoundError):
+        engine.read_batch(target, [0], [8], [region.address]).check()
+    assert asked  # what the loop leaves alone is seen here
 
 
 def test_a_segment_published_later_is_served_on_the_same_connection(served):
