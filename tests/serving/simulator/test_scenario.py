@@ -178,7 +178,7 @@ def test_csv_and_json_have_every_run_with_every_figure_and_medians(results):
 
 
 def test_the_command_runs_a_file_on_another_trace_and_writes_what_is_asked(
-    written, tmp_path, capsys
+    written, tmp_path, capsys, monkeypatch
 ):
     write_rows(tmp_path / "other.jsonl", rows_of(synthetic_trace(30, seed=1)))
     out = {name: tmp_path / name for name in ("runs.csv", "page.html", "drawn")}
@@ -194,10 +194,17 @@ def test_the_command_runs_a_file_on_another_trace_and_writes_what_is_asked(
     assert sorted(path.name for path in out["drawn"].iterdir()) == [
         "answering.svg", "goodput.svg", "hits.svg", "tbt.svg", "ttft.svg", "waiting.svg",
     ]  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "200")
     assert main(arguments) == 0
     shown = capsys.readouterr().out
     assert "placement random, cache_tokens 100,000" in shown
     assert "medians over 3 seeds" in shown
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "…" not in shown  # on a usual terminal a name goes on in the next line
+    assert max(map(len, shown.splitlines())) <= 80
+    monkeypatch.setenv("COLUMNS", "200")
     # Runs are told even where a file cannot be written.
     assert main([*arguments, "--csv", str(tmp_path / "none" / "runs.csv")]) != 0
     told, wrong = capsys.readouterr()
