@@ -7,8 +7,8 @@ The model is that of `eviction.simulate`, tail first. There the blocks in a pool
 are the first ones of one order, that of last uses. So one pass tells all capacities: a block needs
 as many as its place in that order is deep, or more where a block before it in the prompt does.
 
-Only lru has such an order; other policies are replayed. Cost: O(blocks log blocks), about a
-microsecond a block, and 12 bytes.
+Only lru has such an order; other policies are replayed. Cost: O(blocks log blocks), some hundredths
+of a microsecond a block, and 12 bytes.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ for each block of the prompt, and that a name always stands for the same prefix.
     found.trace       # of the lines that are right
     found.faults      # of the others: line and reason
 
-It does not ask whether figures are plausible. Cost: about a microsecond a block; all blocks are in
+It does not ask whether figures are plausible. Cost: a few microseconds a block; all blocks are in
 memory, and the parent of each name.
 """
 

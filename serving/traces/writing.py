@@ -1,7 +1,6 @@
 """Writes a trace, a line a request, as the requests come.
 
-A file appears under its name when it is whole. Cost: a few microseconds a request; memory for one
-line.
+A file appears under its name when it is whole. Cost: O(blocks), and memory for one line.
 """
 
 from __future__ import annotations

@@ -492,7 +492,7 @@ class Worker:
         return stage
 
     async def _push_nothing(self, message: p.StageOpen) -> None:
-        """Tell who waits for KV of a stage that none comes from here."""
+        """Tell who waits for KV of a stage that none comes from here; unheard, it waits longer."""
         with contextlib.suppress(StoreError, OSError):
             close = p.KVClose(message.request_id, abort=True)
             await self._peer(message.decode_at).kv_close(close)
