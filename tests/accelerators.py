@@ -14,21 +14,12 @@ import threading
 import weakref
 
 import numpy as np
-import pytest
 
 from transfer_engine.accelerators import BORROWERS
-from transfer_engine.devices.cuda import unavailable
 from transfer_engine.devices.devices import Device, DeviceMemory, Fence, Queue
 from transfer_engine.staging import StagingPool
 
 POISON = 0xDD
-_lacking = unavailable()
-ON_CUDA = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(_lacking is not None, reason=f"no CUDA device: {_lacking}"),
-]
-"""Marks of what `make test-gpu` runs."""
-WITHOUT_CUDA = pytest.mark.skipif(_lacking is None, reason="there is a CUDA device")
 
 
 class FakeFence(Fence):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from tests.accelerators import ON_CUDA, POISON, WITHOUT_CUDA, FakeDevice, RealDevice
+from tests.accelerators import POISON, FakeDevice, RealDevice
+from tests.on_cuda import ON_CUDA, WITHOUT_CUDA
 from transfer_engine import FileSegment, Operation, Segment, TransferEngine, TransferServer
 from transfer_engine.base import BAD_RANGE, REFUSED
 from transfer_engine.devices.cuda import open_device

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from tests.accelerators import ON_CUDA, POISON, WITHOUT_CUDA, FakeDevice, RealDevice
+from tests.accelerators import POISON, FakeDevice, RealDevice
+from tests.on_cuda import ON_CUDA, WITHOUT_CUDA
 from transfer_engine import DeviceSegment, Operation, SegmentDescriptor, TransferServer
 from transfer_engine.accelerators import BORROWERS, borrow
 from transfer_engine.base import BAD_RANGE, FAILED, REFUSED, UNKNOWN_SEGMENT

@@ -15,7 +15,7 @@ from mooncake_store.errors import ConfigError
 from serving.connectors.fingerprint import fingerprint
 from serving.connectors.vllm.layout import read_layout
 from serving.connectors.vllm.options import Options
-from tests.accelerators import ON_CUDA
+from tests.on_cuda import ON_CUDA
 
 torch = pytest.importorskip("torch")
 

@@ -11,7 +11,7 @@ import torch
 from serving.engine.loading import load_model
 from serving.engine.tokenizer import load_tokenizer
 from serving.workers.protocol import Sampling
-from tests.accelerators import ON_CUDA
+from tests.on_cuda import ON_CUDA
 from tests.serving.engine.support import add, answer, make_engine, prompts, run
 
 transformers = pytest.importorskip("transformers", reason="pip install transformers")

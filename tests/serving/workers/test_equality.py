@@ -10,7 +10,7 @@ import pytest
 from serving.workers import protocol as p
 from serving.workers.client import WorkerClient
 from serving.workers.local import LocalWorkers
-from tests.accelerators import ON_CUDA
+from tests.on_cuda import ON_CUDA
 from tests.serving.workers.support import (
     NANO,
     decode,
