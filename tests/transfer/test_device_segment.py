@@ -206,7 +206,8 @@ def test_over_tcp_both_ends_may_be_tensors(device, lend, engine):
     assert lender.ask() == xxhash.xxh3_128_hexdigest(expected)
 
 
-def test_a_process_without_the_device_goes_over_tcp(lend, engine):
+def test_a_process_without_the_device_goes_over_tcp(lend, kind, engine, monkeypatch):
+    monkeypatch.delitem(BORROWERS, kind.encode(), raising=False)
     target = engine.open(lend().descriptor)
     assert target.transport == "tcp"
     back = bytearray(1000)
