@@ -42,6 +42,10 @@ VOID = 8
 """Not 0: what files keep is not the truth, because they could not be written."""
 STREAM = 9
 """Which stream the numbers of events belong to; as good as random."""
+AHEAD = 10
+"""By how much the time of the shard is ahead of the clock of this boot, in ns; may be negative."""
+COPIED = 11
+"""Not 0: a copy of what was written down elsewhere, which may lack the last of it."""
 FIRST_OWN = 64
 """Words from here on belong to whoever made the arrays."""
 

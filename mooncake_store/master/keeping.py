@@ -23,6 +23,8 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from mooncake_store.core import ring as words
 from mooncake_store.core.restore import Restored, StreamEnd, restore
 from mooncake_store.core.shard import Shard
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
     from typing import Self
+
+    from numpy.typing import NDArray
 
     from mooncake_store.core.last_cells import Run
     from mooncake_store.core.options import ShardConfig
@@ -103,7 +107,8 @@ class Keeper:
             on_synced=self._moved,
             note=noter.note,
         )
-        self.shard = Shard(limits, ring.ring, _Outlet(self._writer))
+        self._outlet = _Outlet(self._writer)
+        self.shard = Shard(limits, ring.ring, self._outlet)
         self._writer.start()  # behind all that may fail, which leaves no thread
         forking.register(self)
 
@@ -258,8 +263,12 @@ class Keeper:
         facts, shard = contents.facts, self._origin.shard
         assert facts is not None
         passed_ns = 0 if contents.same_boot else max(0, wall_ns - facts.wall_ns)
+        header = self._ring.ring.header
+        # Of a copy the clock is that of another host, so it may be behind this one.
+        ahead_ns = int(header[words.AHEAD]) if contents.same_boot else 0
         # Also in later runs of a boot: only a start of the host lets the clock fall behind.
-        self.ahead_ns = max(0, facts.now + passed_ns - now)
+        self.ahead_ns = max(ahead_ns, facts.now + passed_ns - now)
+        header[words.AHEAD] = self.ahead_ns
         now += self.ahead_ns
         if not contents.same_boot:
             log.warning(
@@ -274,7 +283,9 @@ class Keeper:
             facts.now, facts.horizon, facts.events_next, facts.generation, facts.snapshot
         )
         try:
-            self.restored = restore(self.shard, runs, end, now, judgement.damage, cut=contents.cut)
+            cut = contents.cut or bool(header[words.COPIED])
+            self.restored = restore(self.shard, runs, end, now, judgement.damage, cut=cut)
+            header[words.COPIED] = 0  # what follows from it is written down
         except ValueError as error:
             rows, rows_max = rows_of(runs), self.shard.config.objects_max
             if rows > rows_max:
@@ -319,6 +330,65 @@ class Keeper:
     def state(self) -> str:
         """What is told of it: what becomes of the shard when its process or host ends."""
         return self._writer.told
+
+    # -- for standbys
+
+    @property
+    def on_publish(self) -> Callable[[], None] | None:
+        """What is called when HEAD has moved, on the thread of the shard."""
+        return self._outlet.told
+
+    @on_publish.setter
+    def on_publish(self, told: Callable[[], None] | None) -> None:
+        self._outlet.tell(told)
+
+    @property
+    def head(self) -> int:
+        """The end of what is whole."""
+        return int(self._ring.ring.header[words.HEAD])
+
+    def holds(self, position: int) -> bool:
+        """Whether the ring still holds all from a position on, whatever an operation writes."""
+        return self.head - position <= len(self._ring.ring.cells) // 2
+
+    def words(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return a copy of the words between two positions, which the ring holds."""
+        cells = self._ring.ring.cells
+        some: NDArray[np.int64] = cells[np.arange(start, stop) & (len(cells) - 1)]
+        return some
+
+    def facts(self, now: int) -> dict[str, int]:
+        """Return what stands beside HEAD, and the time."""
+        header = self._ring.ring.header
+        return {
+            "head": self.head,
+            "horizon": int(header[words.HORIZON]),
+            "now": now,
+            "events_next": int(header[words.EVENTS_NEXT]),
+            "generation": int(header[words.GENERATION]),
+            "snapshot": int(header[words.SNAPSHOT]),
+        }
+
+    def read(self) -> tuple[list[Run], int]:
+        """Return all words that files and ring hold, and where the newest snapshot begins.
+
+        For any thread, while the shard goes on. Raises UnavailableError where they are not whole.
+        """
+        if self._writer.state == "kept":
+            ring = self._ring.copied()
+            try:
+                contents = read_journal(self._folder, self._origin, ring, live=self._ring.ring)
+            except ConfigError as error:  # a file that was deleted this moment
+                log.info("shard %d: its journal is read again: %s", self._origin.shard, error)
+            else:
+                if not contents.missing and contents.facts is not None:
+                    return runs_of(contents), contents.facts.snapshot
+        raise UnavailableError(
+            f"the journal of shard {self._origin.shard} cannot be copied now: {self._writer.told}",
+            advice="ask again in a moment; where its disk fails, mend that",
+        )
+
+    # -- what is told of it
 
     @property
     def written_bytes(self) -> int:
@@ -403,6 +473,17 @@ class _Outlet:
     def __init__(self, writer: JournalWriter) -> None:
         self._writer = writer
         self.wake = writer.wake
+        self.told: Callable[[], None] | None = None
+
+    def tell(self, told: Callable[[], None] | None) -> None:
+        """Have somebody else told as well; nobody costs nothing."""
+        self.told = told
+        self.wake = self._writer.wake if told is None else self._wake_both
+
+    def _wake_both(self) -> None:
+        self._writer.wake()
+        if self.told is not None:
+            self.told()
 
     @property
     def wants_snapshot(self) -> bool:
