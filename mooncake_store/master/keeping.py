@@ -21,7 +21,7 @@ import os
 import secrets
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from mooncake_store.core.options import ShardConfig
     from mooncake_store.journal.origin import Origin
     from mooncake_store.journal.reading import Contents
-    from mooncake_store.journal.writer import Level
     from mooncake_store.master.losses import Judgement
 
 __all__ = ["Keeper", "take_lock"]
@@ -66,6 +65,7 @@ SYNC_S = 5.0
 STOP_S = 5.0
 SETTLE_S, SETTLE_STEP_S = 2.0, 0.02
 _WORD = (1 << 64) - 1
+Level: TypeAlias = Literal["written", "synced", "replicated"]
 
 
 class Keeper:
@@ -88,7 +88,11 @@ class Keeper:
         """Whether this shard goes on where the one before it ended."""
         self.ahead_ns = 0
         """How far the time of the shard is ahead of the clock, which began anew with the host."""
-        self.syncs = level == "synced"
+        self.replicates = level == "replicated"
+        self.waits = level in ("synced", "replicated")
+        """Whether answers to changes wait for more than the ring."""
+        self._held = 0  # up to where a standby has all
+        self._followed = False
         self._ring = ring
         self._noter = noter
         self._folder = folder
@@ -102,7 +106,7 @@ class Keeper:
             ring.ring,
             folder,
             origin,
-            level=level,
+            level="synced" if level == "synced" else "written",
             believed=believed,
             on_synced=self._moved,
             note=noter.note,
@@ -283,7 +287,11 @@ class Keeper:
             facts.now, facts.horizon, facts.events_next, facts.generation, facts.snapshot
         )
         try:
-            cut = contents.cut or bool(header[words.COPIED])
+            cut = contents.cut or header[words.COPIED] == words.LACKING
+            if header[words.COPIED]:
+                # Leases are told behind the words, so some may have been granted since.
+                longest = now + self.shard.config.lease_ttl_max_ns
+                end = dataclasses.replace(end, horizon=max(end.horizon, longest))
             self.restored = restore(self.shard, runs, end, now, judgement.damage, cut=cut)
             header[words.COPIED] = 0  # what follows from it is written down
         except ValueError as error:
@@ -399,6 +407,11 @@ class Keeper:
         """Raise UnavailableError while no change may be made, because none could be kept."""
         if self._writer.refusing or self.shard.journal.behind:
             raise self._refusal()
+        if self.replicates and not self._followed:
+            raise UnavailableError(
+                "no standby follows, and changes wait for one (--journal replicated)",
+                advice="start one with `mooncake standby`; what is there can be read meanwhile",
+            )
 
     def check_kept(self) -> None:
         """Raise UnavailableError where the change that was just made is not kept."""
@@ -412,23 +425,40 @@ class Keeper:
         )
 
     async def synced(self) -> None:
-        """Return when all that was published so far is on the disk, or nothing is kept at all."""
+        """Return when all that was published so far is where the level says.
+
+        That is on the disk, unless nothing is kept at all, or with a standby.
+        """
         position = int(self._ring.ring.header[words.HEAD])
         self._loop = loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         self._waiting[done] = position
         try:
-            if not self._writer.synced(position):
+            if not self._is_kept(position):
                 async with asyncio.timeout(SYNC_S):
                     await done
         except TimeoutError:
+            what = "the disk of the state directory did not take a change in time"
+            if self.replicates:
+                what = "no standby took a change in time"
             raise UnavailableError(
-                "the disk of the state directory did not take a change in time",
+                what,
                 elapsed_s=SYNC_S,
                 advice="look whether it was made, and ask again",
             ) from None
         finally:
             del self._waiting[done]
+
+    def _is_kept(self, position: int) -> bool:
+        return self._held >= position if self.replicates else self._writer.synced(position)
+
+    def followed(self, position: int | None) -> None:
+        """Hear up to where standbys have all; None when none follows any more."""
+        self._followed = position is not None
+        if position is not None and position > self._held:
+            self._held = position
+            if self.replicates:
+                self._wake(position)
 
     def _moved(self, position: int) -> None:
         """Hear on some thread how far the disk has everything."""

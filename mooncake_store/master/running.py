@@ -9,7 +9,6 @@ Nothing here knows of command lines: `mooncake master` and `LocalCluster` both e
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import os
 import signal
@@ -75,10 +74,9 @@ async def serve_standby(
             write_port_file(config.port_file, facts)
         on_ready(facts)
 
-    shards = await follow_until_promoted(config, leader, secret, stop, following)
-    if shards:
-        config = dataclasses.replace(config, shards=shards)
-        await _lead(config, secret, lambda facts: on_ready({**facts, "leads": True}), stop)
+    promoted = await follow_until_promoted(config, leader, secret, stop, following)
+    if promoted is not None:
+        await _lead(promoted, secret, lambda facts: on_ready({**facts, "leads": True}), stop)
     elif config.port_file:
         remove_port_file(config.port_file)
 

@@ -55,6 +55,8 @@ class _Standby:
     """What it has yet to get from files."""
     boundary: int = 0
     """Where what it is being given comes to a boundary."""
+    held: int = 0
+    """Up to where it has all, once it had all that there was."""
 
 
 class Shipping:
@@ -113,6 +115,8 @@ class Shipping:
         standby = self._standbys.pop(connection)
         if not self._standbys:
             keeper.on_publish = None
+        if not any(each.held for each in self._standbys.values()):
+            keeper.followed(None)
         log.warning("shard %d: the standby at %s is gone", self._site.place.shard, standby.peer)
 
     def _wake(self) -> None:
@@ -124,6 +128,9 @@ class Shipping:
     async def _ship(self, standby: _Standby, keeper: Keeper, request: Any, wait_ms: int) -> bytes:
         position = request.position
         known = request.history == keeper.stream and 0 < position <= keeper.head
+        if known and (standby.held or request.held == keeper.head):
+            standby.held = request.held
+            keeper.followed(request.held)
         if known and position == keeper.head and not standby.runs:
             await self._news(keeper, position, wait_ms / 1000)
         if standby.runs and not _covers(standby.runs, position):
@@ -139,6 +146,7 @@ class Shipping:
             history=keeper.stream,
             position=position,
             whole=end == standby.boundary,
+            exact=keeper.replicates,
             **keeper.facts(self._site.now()),
             words=words,
         )

@@ -172,6 +172,16 @@ class RegistersFollower(Follower):
         if last is None:
             self._on_first()
 
+    def look(self) -> str:
+        """Ask this moment whether the leader is there; return what then stands against another."""
+        try:
+            BlockingConnection.connect(
+                self._leader, CLUSTER, secret=self._secret, timeout_s=CONNECT_S
+            ).close()
+        except StoreError:
+            return ""
+        return f"its leader {self._leader} takes connections: stop that first"
+
     def _write(self, reply: RegistersReply) -> None:
         try:
             registers = msgspec.json.decode(reply.content, type=Registers)
@@ -206,6 +216,7 @@ class ShardFollower(Follower):
             wait_ms=WAIT_MS,
             history=mirror.history,
             position=mirror.position,
+            held=mirror.held,
         )
         self.heard_ns = time.monotonic_ns()
         mirror.take(reply, self.heard_ns)

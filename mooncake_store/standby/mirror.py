@@ -29,6 +29,7 @@ import numpy as np
 from mooncake_store.core import ring as words
 from mooncake_store.journal.ending import remove_ending
 from mooncake_store.journal.origin import signed
+from mooncake_store.journal.reading import read_journal
 from mooncake_store.journal.ring_file import RingFile
 from mooncake_store.journal.writer import JournalWriter
 from mooncake_store.master.keeping import take_lock
@@ -44,6 +45,7 @@ __all__ = ["ShardMirror"]
 
 ROOM_S = 5.0
 """For how long the disk may take nothing before what came is asked for once more."""
+_WORD = (1 << 64) - 1
 _HEADER = {
     "horizon": words.HORIZON,
     "events_next": words.EVENTS_NEXT,
@@ -75,6 +77,32 @@ class ShardMirror:
         self.head = 0
         """Where the leader was when it was heard last."""
         self._snapshot = (0, 0)  # where it begins, and up to where its words have to be here
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Go on with a copy that a run before left in this boot, if nothing of it is missing."""
+        ring, _ = RingFile.find(self._folder, self._origin)
+        if ring is None:
+            return
+        header = ring.ring.header
+        whole = header[words.COPIED] and header[words.SNAPSHOT] and not header[words.VOID]
+        if not whole or read_journal(self._folder, self._origin, ring.ring).missing:
+            ring.close()
+            return
+        self._ring = ring
+        self._writer = JournalWriter(
+            ring.ring, self._folder, self._origin, level=self._level, believed=True
+        )
+        self._writer.start()
+        self.history = int(header[words.HISTORY]) & _WORD
+        self.position = self.head = int(header[words.HEAD])
+        snapshot = int(header[words.SNAPSHOT])
+        self._snapshot = snapshot, snapshot
+
+    @property
+    def held(self) -> int:
+        """Up to where a master would lead from; 0 before the first."""
+        return 0 if self._ring is None else int(self._ring.ring.header[words.HEAD])
 
     def take(self, reply: Any, heard_ns: int) -> None:
         """Take one reply in; `heard_ns` is when it came, on the monotonic clock.
@@ -105,7 +133,7 @@ class ShardMirror:
         ahead_ns = reply.now - heard_ns
         if not header[words.COPIED] or ahead_ns > header[words.AHEAD]:
             header[words.AHEAD] = ahead_ns
-        header[words.COPIED] = 1
+        header[words.COPIED] = words.EXACT if reply.exact else words.LACKING
         if reply.snapshot != self._snapshot[0]:
             self._snapshot = reply.snapshot, reply.head
         if reply.whole:
@@ -130,6 +158,7 @@ class ShardMirror:
         ring = RingFile.create(self._folder, self._origin, events=self._events, position=position)
         # Events do not come with the words: whoever follows takes a snapshot of them.
         ring.ring.header[words.STREAM] = signed(secrets.randbits(64))
+        ring.ring.header[words.HISTORY] = signed(history)
         writer = JournalWriter(
             ring.ring, self._folder, self._origin, level=self._level, believed=False
         )

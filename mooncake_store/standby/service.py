@@ -19,6 +19,8 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from mooncake_store import __version__
 from mooncake_store.journal.origin import Origin
 from mooncake_store.master.kept_files import unusable
@@ -44,15 +46,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mooncake_store.config.settings import MasterConfig
+    from mooncake_store.journal.writer import Level
     from transfer_engine.rpc.serving import Connection, Reply
     from transfer_engine.wire.frame import Frame
 
 __all__ = ["Standby", "follow_until_promoted"]
 
 log = logging.getLogger(__name__)
-
-ANSWERS_MS = 5000
-"""A leader that was heard no longer ago may still be there, though it is cut off this moment."""
 
 
 class Standby:
@@ -101,9 +101,10 @@ class Standby:
                 f"{config.objects_max}",
                 advice=f"start it with --objects-max {last.objects_max}",
             )
-        count, level = len(last.shards), config.journal
-        if level == "none":
+        count = len(last.shards)
+        if config.journal == "none":
             raise ConfigError("a standby keeps a journal", advice="leave out --journal none")
+        level: Level = "synced" if config.journal == "synced" else "written"
         for number in range(count):
             origin = Origin(last.cluster, number, count)
             folder = self._path / f"shard-{number}"
@@ -130,20 +131,13 @@ class Standby:
         for number, shard in enumerate(self._shards):
             if shard.mirror.state != "following":
                 return f"shard {number} is not copied as a whole: {shard.mirror.told}"
-        followers = (self._registers, *self._shards)
-        if any(each.connected for each in followers):
+        if any(each.connected for each in (self._registers, *self._shards)):
             return f"its leader {self.leader} answers: stop that first"
-        silent_ms = min(each.silent_ms for each in followers)
-        if silent_ms < ANSWERS_MS:
-            return (
-                f"its leader {self.leader} was heard {silent_ms} ms ago: ask again when it has "
-                f"been silent for {ANSWERS_MS} ms"
-            )
         return ""
 
     async def promote(self) -> int:
         """Follow no more; return how many words its leader was ahead when it was heard last."""
-        lacking = self._lacking()
+        lacking = self._lacking() or await asyncio.to_thread(self._registers.look)
         if lacking:
             raise UnavailableError(
                 f"this standby cannot be promoted: {lacking}", operation="promote"
@@ -233,8 +227,8 @@ async def follow_until_promoted(
     secret: bytes | None,
     stop: asyncio.Event,
     on_ready: Callable[[str], object],
-) -> int:
-    """Follow a leader; return the number of its shards once promoted, 0 when told to stop.
+) -> MasterConfig | None:
+    """Follow a leader; return what to lead with once promoted, None when told to stop.
 
     `on_ready` is told the address that is listened at, once the leader was heard.
     """
@@ -248,11 +242,14 @@ async def follow_until_promoted(
         await _first_of(beginning, ending)
         if ending.done():
             beginning.cancel()
-            return 0
+            return None
         beginning.result()
         on_ready(str(address))
         await _first_of(desk.promoted, ending)
-        return standby.shards if desk.promoted.done() else 0
+        if not desk.promoted.done():
+            return None
+        # Everybody was told this address, and slots belong to as many shards as they did.
+        return msgspec.structs.replace(config, port=address.port, shards=standby.shards)
     finally:
         ending.cancel()
         await server.stop(grace_s=1.0)

@@ -99,7 +99,16 @@ class Promoted(msgspec.Struct, frozen=True, array_like=True, tag="promoted"):
 JOURNAL = Operation(
     "journal",
     0x3C,
-    Packed([("version", "u4"), ("wait_ms", "u4"), ("history", "u8"), ("position", "i8")]),
+    Packed(
+        [
+            ("version", "u4"),
+            ("wait_ms", "u4"),
+            ("history", "u8"),
+            ("position", "i8"),
+            # Up to where the standby would lead from.
+            ("held", "i8"),
+        ]
+    ),
     Packed(
         [
             ("history", "u8"),
@@ -107,6 +116,8 @@ JOURNAL = Operation(
             ("position", "i8"),
             # Whether the words end where the stream has a boundary.
             ("whole", "u1"),
+            # Whether nothing is answered that no standby has.
+            ("exact", "u1"),
             ("head", "i8"),
             ("horizon", "i8"),
             ("now", "i8"),
