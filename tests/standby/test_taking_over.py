@@ -164,7 +164,7 @@ def test_a_standby_that_falls_behind_the_ring_goes_on_from_files(pool):
     standby, before = pool.programs["standby"].process.pid, pool.status().shards[0].position
     pool.programs["standby"].signal(signal.SIGSTOP)
     until(lambda: stopped(standby))
-    # Names of 4,000 bytes are written down: more than a ring of 32 MiB, twice.
+    # Names of 4,000 bytes are written down, 500 words each: twice a ring, and more.
     long = "name-" * 800
     for first in range(0, 20_000, 1000):
         keys = [f"{long}{number:06d}" for number in range(first, first + 1000)]
@@ -172,7 +172,7 @@ def test_a_standby_that_falls_behind_the_ring_goes_on_from_files(pool):
         client.remove_many(keys, force=True).check()
     put(client, ["in the end"])
     pool.programs["standby"].signal(signal.SIGCONT)
-    pool.until_copied(beyond=before)
+    pool.until_copied(beyond=before + 500 * 20_000)
     led = pool.take_over()
     until(lambda: led.status().ready)
     assert_there(led, ["in the end"])
