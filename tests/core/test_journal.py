@@ -310,6 +310,29 @@ def test_a_snapshot_in_slices_sees_what_changes_meanwhile(monkeypatch: pytest.Mo
     life.again()
 
 
+def test_a_snapshot_whose_end_finds_no_room_is_not_complete(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    life = Life()
+    life.put(list(range(600)))
+    sink, ring = life.kept.sink, life.kept.ring.header
+    sink.take()
+    life.put(list(range(600, 900)))
+    before = int(ring[header.SNAPSHOT])
+    sink.wants_snapshot = True
+    with monkeypatch.context() as patched:
+        patched.setattr(sink, "make_room", lambda words: False)
+        life.shard.tick(life.now)
+        assert life.shard.journal.behind
+        life.again()
+    for _ in range(2):  # writes what waits, then tells of the end once more
+        life.shard.tick(life.now)
+    sink.wants_snapshot = False
+    assert int(ring[header.SNAPSHOT]) > before
+    sink.forget(int(ring[header.SNAPSHOT]))
+    life.again()
+
+
 def test_a_batch_that_is_larger_than_the_ring_is_written_down_whole() -> None:
     life = Life()
     life.put(list(range(5000)), 64)
