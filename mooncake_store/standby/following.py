@@ -19,7 +19,12 @@ import msgspec
 
 from mooncake_store.journal.layout import VERSION
 from mooncake_store.master.registers import REGISTERS as REGISTERS_FILE
-from mooncake_store.master.registers import Registers, check_registers, write_registers
+from mooncake_store.master.registers import (
+    RegisterFile,
+    Registers,
+    check_registers,
+    write_registers,
+)
 from mooncake_store.program.logs import StateLog
 from mooncake_store.wire.cluster import CLUSTER
 from mooncake_store.wire.shard import SHARD
@@ -30,7 +35,7 @@ from mooncake_store.wire.standby import (
     RegistersReply,
     RegistersRequest,
 )
-from transfer_engine.errors import RemoteProtocolError, StoreError
+from transfer_engine.errors import ConfigError, RemoteProtocolError, StoreError
 from transfer_engine.lasting import LastingThread
 from transfer_engine.rpc.blocking import BlockingConnection
 from transfer_engine.wire.handshake import Identity
@@ -112,7 +117,8 @@ class Follower:
                 return
             self.why = str(error)
             self._drop()
-            self._states.change(self.name, "cut off", error.what, logging.WARNING)
+            state = "following no more" if isinstance(error, ConfigError) else "cut off"
+            self._states.change(self.name, state, error.what, logging.WARNING)
             self._stopped.wait(RETRY_S)
         except BaseException:
             self._drop()
@@ -148,6 +154,8 @@ class RegistersFollower(Follower):
         self._path = path
         self._on_first = on_first
         self.last: RegistersReply | None = None
+        kept = RegisterFile(path).read()
+        self._life = None if kept is None else kept.life
 
     def _address(self) -> tuple[str, str]:
         return self._leader, "" if self.last is None else self.last.cluster
@@ -183,11 +191,19 @@ class RegistersFollower(Follower):
         return f"its leader {self._leader} takes connections: stop that first"
 
     def _write(self, reply: RegistersReply) -> None:
+        """Write what came, unless it is about contents that are not those of the copy."""
         try:
             registers = msgspec.json.decode(reply.content, type=Registers)
             check_registers(registers)
         except (msgspec.MsgspecError, ValueError) as error:
             raise RemoteProtocolError(f"registers that cannot be: {error}") from error
+        if self._life not in (None, registers.life):
+            raise ConfigError(
+                f"the master at {self._leader} has lost the objects that are copied here",
+                advice="stop it and promote this standby; or, to do without these objects, name "
+                "another state directory for this standby",
+            )
+        self._life = registers.life
         # Where it was written is not where it is: who starts here waits for its workers.
         write_registers(self._path / REGISTERS_FILE, msgspec.structs.replace(registers, place=""))
 

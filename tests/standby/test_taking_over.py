@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mooncake_store.errors import NotFoundError, StoreError, UnavailableError
+from mooncake_store.journal.ring_file import remove_rings
 from mooncake_store.wire.standby import PROMOTE, PromoteRequest
 from tests.processes import stopped
 from tests.waiting import until
@@ -153,6 +154,29 @@ def test_a_leader_that_is_started_again_is_followed_on(pool, free_port):
     led = pool.take_over()
     until(lambda: led.status().ready)
     assert_there(led, ["before", "after"])
+
+
+def test_a_leader_without_its_objects_takes_none_from_its_standby(pool, free_port):
+    """A copy is worth most when the original is gone."""
+    pool.lead(*QUICK, port=free_port)
+    pool.lend()
+    pool.follow(*QUICK)
+    client = pool.client()
+    put(client, ["kept"])
+    pool.until_copied()
+    pool.kill("worker")  # or it would lend other memory to the leader that knows of none
+    pool.kill("leader")
+    kept = pool.state("leader")
+    for path in (*kept.joinpath("shard-0").iterdir(), kept / "cluster.json"):
+        path.unlink()
+    remove_rings(kept / "shard-0")
+    pool.lead(*QUICK, port=free_port)
+    pool.programs["standby"].wait_for_line("has lost the objects that are copied here")
+    with pytest.raises(UnavailableError, match="stop that first"):
+        pool.ask(PROMOTE, PromoteRequest())
+    led = pool.take_over()
+    until(lambda: led.status().ready)
+    assert_there(led, ["kept"])
 
 
 def test_a_standby_that_falls_behind_the_ring_goes_on_from_files(pool):
