@@ -373,6 +373,7 @@ class Cluster:
         flight = self._flights.get(prompt.number)
         if flight is None or flight.prompt is not prompt:  # it was refused or lost meanwhile
             return
+        self._outcomes.sent(flight.number, self._timeline.now, prompt.sending_s)
         flight.prompt, act = None, flight.act
         flight.sequence = sequence = Decoding(
             prompt.tokens, act.new_tokens - 1, flight.first_at, self._decoded, flight.number

@@ -48,6 +48,10 @@ class Prefilling:
     load_s: float = 0.0
     seconds: float = 0.0
     """Those included."""
+    sent_from: float = 0.0
+    """When its KV began to be sent."""
+    sending_s: float = 0.0
+    """How long that took, without what was sent at the end."""
     left: int = field(default=2, init=False)
 
 
@@ -137,7 +141,8 @@ class PrefillNode:
         self._timeline.at(self._timeline.now + prompt.seconds, self._done, prompt)
         if prompt.target >= 0:
             count = prompt.tokens * self._hardware.kv_bytes
-            self._network.send(self.number, prompt.target, count, self._part, prompt)
+            prompt.sent_from = self._timeline.now
+            self._network.send(self.number, prompt.target, count, self._flowed, prompt)
 
     def _look_at_prefix(self, prompt: Prefilling) -> None:
         """What there is of it, and so how long it takes."""
@@ -163,6 +168,10 @@ class PrefillNode:
             last_s = count / hardware.network_bytes_per_s
             self._timeline.at(self._timeline.now + last_s, self._part, prompt)
         self.begin()
+
+    def _flowed(self, prompt: Prefilling) -> None:
+        prompt.sending_s = self._timeline.now - prompt.sent_from
+        self._part(prompt)
 
     @staticmethod
     def _part(prompt: Prefilling) -> None:
