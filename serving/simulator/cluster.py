@@ -357,17 +357,19 @@ class Cluster:
                 lent_tokens=cached - prompt.own,
             ),
         )
-        if not whole and self._turned_away(prompt, self._decode[flight.act.decode]):
+        if not whole and self._turned_away(prompt, flight.act.decode):
             flight.prompt = None
             course.turned_away("refused_at_decode", "it decodes too slowly", 1.0)
         self._go_on(flight)
 
-    def _turned_away(self, prompt: Prefilling, node: DecodeNode) -> bool:
-        """Whether the decode node's own check refuses a sequence."""
+    def _turned_away(self, prompt: Prefilling, name: str) -> bool:
+        """Whether a decode node's own check refuses a sequence."""
         if not self._plan.admission:
             return False
-        step_s = self._hardware.step_s(node.batch + 1, node.tokens + prompt.tokens)
-        return node.batch > 0 and step_s > self._plan.tbt_s
+        # Also those whose KV is on its way, which the node has taken.
+        taken = [each for each in self._scheduler.ledger.on(name) if each.stage == DECODE]
+        tokens = prompt.tokens + sum(each.context for each in taken)
+        return bool(taken) and self._hardware.step_s(len(taken) + 1, tokens) > self._plan.tbt_s
 
     def _sent(self, prompt: Prefilling) -> None:
         flight = self._flights.get(prompt.number)

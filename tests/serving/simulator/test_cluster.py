@@ -97,6 +97,15 @@ def test_who_looks_only_when_it_decodes_wastes_prefills():
     assert late.wasted_s > early.wasted_s
 
 
+def test_a_decode_node_counts_those_it_took_whose_kv_is_on_its_way():
+    both = trace_of((0, range(8), 50), (0, range(8, 16), 50))
+    one_s = HARDWARE.step_s(1, 9 * BLOCK_TOKENS)
+    plan = {"prefill": 2, "decode": 1, "admission": "at-decode"}
+    assert run(both, tbt_s=2 * one_s, **plan).finished.all()
+    crowded = run(both, tbt_s=1.01 * one_s, **plan)
+    assert sorted(crowded.codes) == ["length", "refused_at_decode"]
+
+
 def test_the_same_plan_has_the_same_outcomes_and_another_seed_others():
     trace = synthetic_trace(200, seed=1)
     one, two, other = (
