@@ -93,6 +93,9 @@ def run(
     roles: Annotated[
         bool, typer.Option("--roles", help="Let nodes change sides, as loads ask for it.")
     ] = False,
+    copies: Annotated[
+        int, typer.Option(help="Bring hot prefixes to so many nodes ahead of requests; 0 does not.")
+    ] = 0,
     seed: SeedOption = 1,
     as_json: JsonOption = False,
 ) -> None:
@@ -118,6 +121,7 @@ def run(
         speed=speed,
         seed=seed,
         roles=roles,
+        copies=copies,
         outages=tuple(map(read_outage, fail or ())),
     )
     requests = _read(trace)

@@ -12,7 +12,7 @@ whose first token would come too late. They differ in how they look at decode in
 What ends while a request waits for its prefill is counted off, what ends while it is computed is
 not: others that come meanwhile, with shorter prompts, begin before it. Decodes are taken as likely
 to end in any second. If each lasted t_d, those that outlast it would be missing: of answers as in
-the paper's traces that is a quarter of all that decode, and nobody would be refused in time.
+the paper's conversation trace that is a quarter of all that decode.
 
 On a coupled instance each step counts with a chunk of a prompt: the prompt of the request that asks
 slows the answers that are there, and further ones will slow its own.

@@ -43,6 +43,8 @@ class Outcomes:
         self.open = requests
         """How many have not ended."""
         self.role_changes = 0
+        self.copied_tokens = 0
+        """Those sent ahead of requests."""
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -128,6 +130,7 @@ def summary(
         "failed": failed,
         "retried": int(np.count_nonzero(outcomes.retries)),
         "role_changes": outcomes.role_changes,
+        "copied_tokens": outcomes.copied_tokens,
         "simulated_s": outcomes.lasted_s,
         "hit_ratio": float(outcomes.cached_tokens.sum() / max(1, input_tokens[computed].sum())),
         "disk_ratio": float(outcomes.disk_tokens.sum() / max(1, input_tokens[computed].sum())),

@@ -99,6 +99,10 @@ class PrefillNode:
             count = pulled * self._hardware.kv_bytes
             self._network.send(prompt.source, self.number, count, self._arrived, prompt)
 
+    def keep(self, chain: Sequence[int]) -> None:
+        """Blocks are here, computed or sent."""
+        self._told(*self.cache.insert(chain))
+
     def drop(self, prompt: Prefilling) -> None:
         """Give a prompt up that waits or is computed; `begin` follows."""
         prompt.there = True
@@ -159,7 +163,7 @@ class PrefillNode:
         if prompt is not self._computing:
             return  # it was given up
         self._computing = None
-        self._told(*self.cache.insert(prompt.chain))
+        self.keep(prompt.chain)
         prompt.computed(prompt)
         if prompt.target >= 0:
             hardware = self._hardware
