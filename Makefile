@@ -49,7 +49,7 @@ docs: setup      ## write anew what is generated: docs/reference, the asyncio cl
 	@$(PY) scripts/async_client.py
 
 test-gpu: setup-test ## device memory on a real CUDA device; skips with a reason where none is
-	@$(PY) -m pytest -n 0 -m gpu tests/transfer/test_cuda.py tests/transfer/test_device_segment.py
+	@$(PY) -m pytest -n 0 -m gpu tests/transfer tests/serving tests/vllm
 
 fuzz: setup      ## feed the wire codec hostile bytes for ten minutes
 	@$(PY) -m tests.fuzz.wire --seconds 600

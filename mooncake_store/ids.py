@@ -17,6 +17,7 @@ Complexity: O(bytes) everywhere.
 
 from __future__ import annotations
 
+import functools
 import struct
 from array import array
 from typing import TYPE_CHECKING, NamedTuple
@@ -71,8 +72,6 @@ def hash_keys(keys: Sequence[str | bytes], kernel: KeyKernel) -> NDArray[np.uint
     The kernel takes the keys joined by single bytes, where each begins (and the last would go on),
     the most bytes of one, and the array to fill; it answers -1, or the first key that it refuses.
     """
-    from transfer_engine.kernels import xxh3
-
     if isinstance(keys, str | bytes):
         raise InvalidArgumentError("keys must be a sequence of keys, not one key")
     count = len(keys)
@@ -90,12 +89,21 @@ def hash_keys(keys: Sequence[str | bytes], kernel: KeyKernel) -> NDArray[np.uint
         joined = b"\0".join(keys)
     blob = np.frombuffer(joined, dtype=np.uint8)
     offsets = np.empty(count + 1, dtype=np.int64)
-    if not xxh3.split_at_zero(blob, offsets):
+    if not _splitting()(blob, offsets):
         _measure(keys, offsets, len(joined))
     refused = kernel(blob, offsets, KEY_BYTES_MAX, out)
     if refused >= 0:
         raise _refused(f"key {refused}", int(offsets[refused + 1] - offsets[refused]) - 1)
     return out
+
+
+@functools.cache
+def _splitting() -> Callable[..., bool]:
+    """Imported when first needed: it loads numba, and an import in each call costs 1 us."""
+    from transfer_engine.kernels import xxh3
+
+    split: Callable[..., bool] = xxh3.split_at_zero
+    return split
 
 
 def slot_of(digests: NDArray[np.uint64], slots: int = SLOTS) -> NDArray[np.int64]:

@@ -110,13 +110,13 @@ class KeyBatch:
     @classmethod
     def of(cls, keys: Keys, identity: Identity) -> KeyBatch:
         """Hash a batch."""
-        if isinstance(keys, Digests):
-            return cls(keys, keys.words)
-        if isinstance(keys, str | bytes):
-            raise InvalidArgumentError(
-                "keys must be a sequence of keys, not one key", advice="wrap it in a list"
-            )
-        if not isinstance(keys, list | tuple):
+        if not isinstance(keys, list | tuple):  # asked first: most are, and it is quick to ask
+            if isinstance(keys, Digests):
+                return cls(keys, keys.words)
+            if isinstance(keys, str | bytes):
+                raise InvalidArgumentError(
+                    "keys must be a sequence of keys, not one key", advice="wrap it in a list"
+                )
             keys = items_of(keys, "keys")
         try:
             return cls(keys, identity.digests(keys), identity=identity)

@@ -14,6 +14,7 @@ handler that cannot answer at once returns an awaitable of its answer.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from mooncake_store import ids
@@ -80,15 +81,19 @@ class AnswerTable:
 
     def __init__(self, site: Site, owners: Iterable[object]) -> None:
         self._site = site
-        self._entries = {
-            entry.declaration.operation.opcode: entry for owner in owners for entry in _of(owner)
+        entries = [entry for owner in owners for entry in _of(owner)]
+        self._answering = {
+            entry.declaration.operation.opcode: _asking(site, entry) or partial(self._all, entry)
+            for entry in entries
         }
 
     def answer(self, peer: Peer, frame: Frame) -> Reply | Awaitable[Reply] | None:
         """Answer a request, at once or later; None for an operation without a handler."""
-        entry = self._entries.get(frame.opcode)
-        if entry is None:
-            return None
+        answering = self._answering.get(frame.opcode)
+        return None if answering is None else answering(peer, frame)
+
+    def _all(self, entry: _Entry, peer: Peer, frame: Frame) -> Reply | Awaitable[Reply]:
+        """All that can be declared, in order."""
         declaration = entry.declaration
         request = entry.unpack(frame.body)
         keeper = None
@@ -114,6 +119,21 @@ class AnswerTable:
         if keeper is not None and keeper.syncs:
             return _when_kept(keeper, reply)
         return reply
+
+
+def _asking(site: Site, entry: _Entry) -> Callable[[Peer, Frame], bytes] | None:
+    """The same for what only asks about keys, which most requests do, without the rest; or None."""
+    _, column, routed, changes, waits = entry.declaration
+    if not column or routed or changes or waits or not entry.by_name:
+        return None
+    unpack, handle, pack = entry.unpack, entry.handle, entry.pack
+
+    def answer(peer: Peer, frame: Frame) -> bytes:
+        request = unpack(frame.body)
+        site.keys += len(getattr(request, column))
+        return pack(**handle(peer, request))
+
+    return answer
 
 
 async def _later(entry: _Entry, told: Awaitable[Answer], keeper: Keeper | None) -> bytes:

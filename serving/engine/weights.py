@@ -73,13 +73,14 @@ class Weights:
 
 def random_weights(config: ModelConfig, device: torch.device) -> Weights:
     """Weights of a model that was never trained; equal everywhere for equal configurations."""
-    generator = torch.Generator(device=device).manual_seed(config.seed)
+    # Drawn by the processor: each kind of device draws numbers of its own from the same seed.
+    generator = torch.Generator().manual_seed(config.seed)
     dtype = getattr(torch, config.dtype)
 
     def matrix(rows: int, columns: int, spread: float = 1.0) -> Tensor:
-        values = torch.empty((rows, columns), dtype=dtype, device=device)
+        values = torch.empty((rows, columns), dtype=dtype)
         scale = spread * _SPREAD * (256 / columns) ** 0.5
-        return values.normal_(0.0, scale, generator=generator)
+        return values.normal_(0.0, scale, generator=generator).to(device)
 
     def ones() -> Tensor:
         return torch.ones(config.hidden, dtype=dtype, device=device)

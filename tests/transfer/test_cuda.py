@@ -10,9 +10,10 @@ import pytest
 import xxhash
 
 from tests.accelerators import POISON, FakeDevice, RealDevice
+from tests.on_cuda import ON_CUDA, WITHOUT_CUDA
 from transfer_engine import FileSegment, Operation, Segment, TransferEngine, TransferServer
 from transfer_engine.base import BAD_RANGE, REFUSED
-from transfer_engine.devices.cuda import open_device, unavailable
+from transfer_engine.devices.cuda import open_device
 from transfer_engine.errors import (
     InvalidArgumentError,
     StoreError,
@@ -25,11 +26,9 @@ SIZE = 5 << 20
 SOURCE = content(5, SIZE)
 WAYS = ("local", "shm", "tcp", "file")
 STAGED = ("tcp", "file")
-reason = unavailable()
-gpu = [pytest.mark.gpu, pytest.mark.skipif(reason is not None, reason=f"no CUDA device: {reason}")]
 
 
-@pytest.fixture(params=["fake", pytest.param("cuda", marks=gpu)])
+@pytest.fixture(params=["fake", pytest.param("cuda", marks=ON_CUDA)])
 def device(request):
     if request.param == "fake":
         made = FakeDevice()
@@ -261,13 +260,13 @@ def test_the_fake_device_notices_a_missing_wait(fake):
     assert (fake.content(tensor) == 7).all(), "the copy happened when it was waited for"
 
 
-@pytest.mark.skipif(reason is None, reason="there is a CUDA device")
+@WITHOUT_CUDA
 def test_without_cuda_one_sentence_says_why():
     with pytest.raises(UnavailableError, match="no CUDA device: torch"):
         open_device(0)
 
 
-@pytest.mark.parametrize("device", [pytest.param("cuda", marks=gpu)], indirect=True)
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_CUDA)], indirect=True)
 def test_tensors_of_any_type_are_bytes(device):
     import torch
 

@@ -9,10 +9,10 @@ import pytest
 import xxhash
 
 from tests.accelerators import POISON, FakeDevice, RealDevice
+from tests.on_cuda import ON_CUDA, WITHOUT_CUDA
 from transfer_engine import DeviceSegment, Operation, SegmentDescriptor, TransferServer
 from transfer_engine.accelerators import BORROWERS, borrow
 from transfer_engine.base import BAD_RANGE, FAILED, REFUSED, UNKNOWN_SEGMENT
-from transfer_engine.devices.cuda import unavailable
 from transfer_engine.errors import (
     AuthError,
     InvalidArgumentError,
@@ -26,8 +26,6 @@ from transfer_engine.testing import TransportCase, TransportContract, content
 PROGRAM = Path(__file__).with_name("device_owner.py")
 SIZE = 20 << 20
 SOURCE = content(5, SIZE)
-reason = unavailable()
-gpu = [pytest.mark.gpu, pytest.mark.skipif(reason is not None, reason=f"no CUDA device: {reason}")]
 
 
 class Lender:
@@ -52,7 +50,7 @@ class Lender:
         self.process.stdout.close()
 
 
-@pytest.fixture(params=["fake", pytest.param("cuda", marks=gpu)])
+@pytest.fixture(params=["fake", pytest.param("cuda", marks=ON_CUDA)])
 def kind(request):
     return request.param
 
@@ -208,7 +206,8 @@ def test_over_tcp_both_ends_may_be_tensors(device, lend, engine):
     assert lender.ask() == xxhash.xxh3_128_hexdigest(expected)
 
 
-def test_a_process_without_the_device_goes_over_tcp(lend, engine):
+def test_a_process_without_the_device_goes_over_tcp(lend, kind, engine, monkeypatch):
+    monkeypatch.delitem(BORROWERS, kind.encode(), raising=False)
     target = engine.open(lend().descriptor)
     assert target.transport == "tcp"
     back = bytearray(1000)
@@ -273,7 +272,7 @@ def test_what_is_no_device_memory_is_refused():
         borrow(b"cuda" + bytes(7))
 
 
-@pytest.mark.skipif(reason is None, reason="there is a CUDA device")
+@WITHOUT_CUDA
 def test_without_cuda_borrowing_says_why():
     with pytest.raises(UnavailableError, match="no CUDA device: torch"):
         borrow(b"cuda" + bytes(16 + 8 + 8 + 64))

@@ -15,6 +15,7 @@ from mooncake_store.errors import ConfigError
 from serving.connectors.fingerprint import fingerprint
 from serving.connectors.vllm.layout import read_layout
 from serving.connectors.vllm.options import Options
+from tests.on_cuda import ON_CUDA
 
 torch = pytest.importorskip("torch")
 
@@ -194,14 +195,21 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("staged", [False, True])
-def test_blocks_travel_byte_for_byte(shape, staged):
-    from serving.connectors.vllm.memory import HostMemory, StagedMemory, with_blocks_first
+@pytest.mark.parametrize(
+    ("kind", "device"),
+    [
+        ("HostMemory", "cpu"),
+        ("StagedMemory", "cpu"),
+        pytest.param("StagedMemory", "cuda", marks=ON_CUDA),
+    ],
+)
+def test_blocks_travel_byte_for_byte(shape, kind, device):
+    from serving.connectors.vllm import memory
+    from serving.connectors.vllm.memory import with_blocks_first
 
-    source, target = ([SHAPES[shape]() for _ in range(2)] for _ in range(2))
+    source, target = ([SHAPES[shape]().to(device) for _ in range(2)] for _ in range(2))
     views = [[with_blocks_first(each, 6) for each in side] for side in (source, target)]
-    kind = StagedMemory if staged else HostMemory
-    give, take = (kind(side) for side in views)
+    give, take = (getattr(memory, kind)(side) for side in views)
     assert give.block_bytes == sum(view[0].numel() * 4 for view in views[0])
     before = [view.clone() for view in views[1]]
     taken, given = [4, 1, 3], [0, 5, 2]

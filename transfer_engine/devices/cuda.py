@@ -147,6 +147,17 @@ class TorchDevice(Device):
         # Memory that is not pinned works too, only slower: the driver stages it once more.
         self.pool = StagingPool(PIECE_BYTES, PIECES_MAX, prepare=self.pin)
 
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Make it current for calls into the driver, which need a context on their thread.
+
+        A thread has none before its first call into the runtime, and torch makes none where the
+        device is the thread's already.
+        """
+        with self._cuda.device(self.index):
+            self._cuda.current_stream().query()
+            yield
+
     def fence(self) -> Fence:
         """Return the point behind what the current stream of this thread holds."""
         with self._cuda.device(self.index):
@@ -155,14 +166,14 @@ class TorchDevice(Device):
     @contextlib.contextmanager
     def queue(self) -> Iterator[Queue]:
         """Lend a stream, with this device current meanwhile."""
-        with self._cuda.device(self.index):
+        with self.current():
             yield _TorchQueue(self, self._cuda.Stream())
 
     def lend(self, address: int, size: int) -> bytes:
         """Return the IPC handle of the allocation that this memory is part of, and which part."""
         base, whole, handle = ctypes.c_uint64(), ctypes.c_size_t(), _IpcHandle()
         driver = _driver()
-        with self._cuda.device(self.index):
+        with self.current():
             found = driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(whole), address)
             _check(found, "lend", self.location)
             _check(
@@ -216,18 +227,23 @@ class _Opened:
     """An allocation of another process, mapped until nobody holds this."""
 
     def __init__(self, device: TorchDevice, handle: bytes) -> None:
-        import torch
-
         base = ctypes.c_uint64()
-        with torch.cuda.device(device.index):
-            torch.cuda.current_stream().synchronize()  # makes the context that it is mapped in
+        with device.current():
             code = _driver().cuIpcOpenMemHandle_v2(
                 ctypes.byref(base), _IpcHandle.from_buffer_copy(handle), _LAZY_PEER_ACCESS
             )
             _check(code, "borrow", device.location)
         self.base = base.value
-        undo = weakref.finalize(self, _driver().cuIpcCloseMemHandle, self.base)
+        undo = weakref.finalize(self, _give_back, device, self.base)
         undo.atexit = False  # the driver is taken down by then
+
+
+def _give_back(device: TorchDevice, base: int) -> None:
+    """Unmap what another process lent, on whichever thread it was last held."""
+    with device.current():
+        code = _driver().cuIpcCloseMemHandle(base)
+    if code:
+        _log.warning("%s cannot unmap lent memory (CUDA error %d)", device.location, code)
 
 
 _opened: weakref.WeakValueDictionary[bytes, _Opened] = weakref.WeakValueDictionary()

@@ -11,6 +11,7 @@ import torch
 from serving.engine.loading import load_model
 from serving.engine.tokenizer import load_tokenizer
 from serving.workers.protocol import Sampling
+from tests.on_cuda import ON_CUDA
 from tests.serving.engine.support import add, answer, make_engine, prompts, run
 
 transformers = pytest.importorskip("transformers", reason="pip install transformers")
@@ -310,3 +311,13 @@ def test_older_and_newer_settings_mean_the_same(tmp_path):
             given.pop(name, None)
         path.write_text(json.dumps(given))
         assert load_model(str(tmp_path)).config == newer
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_CUDA)])
+def test_a_random_model_is_the_same_on_every_device(device):
+    """Its name says nothing of where it runs, and keys of its KV are made of its name."""
+    here, there = (load_model("nano", device=each).decoder.weights for each in ("cpu", device))
+    assert torch.equal(here.head, there.head.cpu())
+    for mine, theirs in zip(here.layers, there.layers, strict=True):
+        assert torch.equal(mine.qkv, theirs.qkv.cpu())
+        assert torch.equal(mine.experts[0].down, theirs.experts[0].down.cpu())

@@ -10,6 +10,7 @@ import pytest
 from serving.workers import protocol as p
 from serving.workers.client import WorkerClient
 from serving.workers.local import LocalWorkers
+from tests.on_cuda import ON_CUDA
 from tests.serving.workers.support import (
     NANO,
     decode,
@@ -26,9 +27,10 @@ COUNT = int(os.environ.get("MOONCAKE_TEST_PROMPTS", "16"))
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(scope="module")
-def workers(shared_store):
-    with LocalWorkers(prefill=2, decode=1, pool_url=shared_store.url, **NANO) as running:
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=ON_CUDA)])
+def workers(request, shared_store):
+    settings = NANO | {"device": request.param, "exact": True}
+    with LocalWorkers(prefill=2, decode=1, pool_url=shared_store.url, **settings) as running:
         yield running
 
 
