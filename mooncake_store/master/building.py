@@ -13,6 +13,7 @@ from mooncake_store.core.options import Offload, Placement, ShardConfig
 from mooncake_store.core.shard import Shard
 from mooncake_store.endpoint import split_offload, split_quota
 from mooncake_store.journal.origin import Origin
+from mooncake_store.master.counting import check_level
 from mooncake_store.master.keeping import Keeper
 from mooncake_store.master.liveness import LivenessTimes
 from mooncake_store.master.registers import SEGMENT_NUMBERS
@@ -120,10 +121,13 @@ async def _open_keeper(
 
     What was kept before is read on a thread: seconds, where there are millions of objects.
     """
-    if folder is None or config.journal == "none":
+    if folder is None:
+        return None
+    where = folder / f"shard-{place.shard}"
+    check_level(where, config.journal)
+    if config.journal == "none":
         return None
     origin = Origin(cluster, place.shard, place.shards)
-    where = folder / f"shard-{place.shard}"
     limits = shard_config(config, place.shard)
     try:
         times = clock.now_ns(), clock.wall_ns()

@@ -33,6 +33,7 @@ from mooncake_store.journal.origin import signed
 from mooncake_store.journal.reading import read_journal
 from mooncake_store.journal.ring_file import RingFile
 from mooncake_store.journal.writer import JournalWriter
+from mooncake_store.master.counting import COUNTING, count_standby, counting_standby
 from mooncake_store.master.kept_files import unusable
 from mooncake_store.master.losses import Left, Noter, judge, rows_of, runs_of
 from mooncake_store.program.locks import lock_file
@@ -93,6 +94,7 @@ class Keeper:
         """Whether answers to changes wait for more than the ring."""
         self._held = 0  # up to where a standby has all
         self._followed = False
+        self._counting = counting_standby(folder)
         self._ring = ring
         self._noter = noter
         self._folder = folder
@@ -408,10 +410,13 @@ class Keeper:
         if self._writer.refusing or self.shard.journal.behind:
             raise self._refusal()
         if self.replicates and not self._followed:
-            raise UnavailableError(
-                "no standby follows, and changes wait for one (--journal replicated)",
-                advice="start one with `mooncake standby`; what is there can be read meanwhile",
-            )
+            what = "no standby follows, and changes wait for one (--journal replicated)"
+            advice = "start one with `mooncake standby`; what is there can be read meanwhile"
+            if self._counting:
+                what = f"the standby that changes wait for, {self._counting:016x}, does not follow"
+                advice = f"start that one; to take another, remove {self._folder / COUNTING}, "
+                advice += "stop the master, and never promote the former"
+            raise UnavailableError(what, advice=advice)
 
     def check_kept(self) -> None:
         """Raise UnavailableError where the change that was just made is not kept."""
@@ -452,8 +457,19 @@ class Keeper:
     def _is_kept(self, position: int) -> bool:
         return self._held >= position if self.replicates else self._writer.synced(position)
 
+    async def claim(self, number: int) -> bool:
+        """Whether changes wait for the standby of this number, the first that caught up.
+
+        It stays the one over restarts: it may be promoted as if it had all that was ever answered,
+        so nothing may be changed behind its back.
+        """
+        if self.replicates and not self._counting:
+            await asyncio.to_thread(count_standby, self._folder, number)
+            self._counting = self._counting or number
+        return self.replicates and self._counting == number
+
     def followed(self, position: int | None) -> None:
-        """Hear up to where standbys have all; None when none follows any more."""
+        """Hear up to where the standby that counts has all; None when it is gone."""
         self._followed = position is not None
         if position is not None and position > self._held:
             self._held = position

@@ -51,12 +51,15 @@ class _Standby:
     """One of them, on its connection."""
 
     peer: str
+    number: int
     runs: list[Run] = field(default_factory=list)
     """What it has yet to get from files."""
     boundary: int = 0
     """Where what it is being given comes to a boundary."""
-    held: int = 0
-    """Up to where it has all, once it had all that there was."""
+    caught_up: bool = False
+    """Whether it had all that there was, once."""
+    counts: bool = False
+    """Whether it is the one that changes wait for."""
 
 
 class Shipping:
@@ -90,7 +93,7 @@ class Shipping:
                 operation=JOURNAL.name,
                 advice="start it with --state DIRECTORY and without --journal none",
             )
-        standby = self._standbys.get(connection) or self._join(connection, keeper)
+        standby = self._standbys.get(connection) or self._join(connection, keeper, request)
         wait_ms = wait_max_ms(request.wait_ms, frame.deadline_ms)
         return self._ship(standby, keeper, request, wait_ms)
 
@@ -98,14 +101,14 @@ class Shipping:
         """Let nobody wait any longer."""
         self._wake()
 
-    def _join(self, connection: Connection, keeper: Keeper) -> _Standby:
+    def _join(self, connection: Connection, keeper: Keeper, request: Any) -> _Standby:
         if len(self._standbys) >= STANDBYS_MAX:
             raise UnavailableError(
                 f"{len(self._standbys)} standbys follow this shard already",
                 operation=JOURNAL.name,
                 advice="end one of them",
             )
-        standby = self._standbys[connection] = _Standby(connection.peer)
+        standby = self._standbys[connection] = _Standby(connection.peer, request.standby)
         keeper.on_publish = self._wake
         log.info("shard %d: %s follows as a standby", self._site.place.shard, connection.peer)
         connection.on_close(lambda: self._leave(connection, keeper))
@@ -115,7 +118,7 @@ class Shipping:
         standby = self._standbys.pop(connection)
         if not self._standbys:
             keeper.on_publish = None
-        if not any(each.held for each in self._standbys.values()):
+        if standby.counts:
             keeper.followed(None)
         log.warning("shard %d: the standby at %s is gone", self._site.place.shard, standby.peer)
 
@@ -128,8 +131,10 @@ class Shipping:
     async def _ship(self, standby: _Standby, keeper: Keeper, request: Any, wait_ms: int) -> bytes:
         position = request.position
         known = request.history == keeper.stream and 0 < position <= keeper.head
-        if known and (standby.held or request.held == keeper.head):
-            standby.held = request.held
+        if known and not standby.caught_up and request.held == keeper.head:
+            standby.caught_up = True
+            standby.counts = await keeper.claim(standby.number)
+        if known and standby.counts:
             keeper.followed(request.held)
         if known and position == keeper.head and not standby.runs:
             await self._news(keeper, position, wait_ms / 1000)
@@ -146,7 +151,7 @@ class Shipping:
             history=keeper.stream,
             position=position,
             whole=end == standby.boundary,
-            exact=keeper.replicates,
+            exact=standby.counts,
             **keeper.facts(self._site.now()),
             words=words,
         )

@@ -1,7 +1,7 @@
 """Keeping copies of a leader up to date: a thread for each shard, and one for the registers.
 
     registers = RegistersFollower("10.0.0.5:50051", secret, path, on_first)
-    shard = ShardFollower(registers, mirror, number, secret)
+    shard = ShardFollower(registers, mirror, 0, secret, number_of(path))
 
 Each asks for what is new and waits for it at the leader. What cannot be reached is asked again,
 for as long as the process runs: a standby outlasts its leader, that is what it is for. Where the
@@ -212,9 +212,15 @@ class ShardFollower(Follower):
     """Keeps the copy of one shard up to date."""
 
     def __init__(
-        self, registers: RegistersFollower, mirror: ShardMirror, shard: int, secret: bytes | None
+        self,
+        registers: RegistersFollower,
+        mirror: ShardMirror,
+        shard: int,
+        secret: bytes | None,
+        number: int,
     ) -> None:
         super().__init__(f"shard {shard}", SHARD, secret)
+        self._number = number
         self._registers = registers
         self._shard = shard
         self.mirror = mirror
@@ -233,6 +239,7 @@ class ShardFollower(Follower):
             history=mirror.history,
             position=mirror.position,
             held=mirror.held,
+            standby=self._number,
         )
         self.heard_ns = time.monotonic_ns()
         mirror.take(reply, self.heard_ns)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ import msgspec
 
 from mooncake_store import __version__
 from mooncake_store.journal.origin import Origin
-from mooncake_store.master.kept_files import unusable
+from mooncake_store.master.kept_files import unusable, write_whole
 from mooncake_store.master.state_directory import (
     AUTO,
     NONE,
@@ -50,9 +51,12 @@ if TYPE_CHECKING:
     from transfer_engine.rpc.serving import Connection, Reply
     from transfer_engine.wire.frame import Frame
 
-__all__ = ["Standby", "follow_until_promoted"]
+__all__ = ["Standby", "follow_until_promoted", "number_of"]
 
 log = logging.getLogger(__name__)
+
+NUMBER = "standby.number"
+"""The file with it."""
 
 
 class Standby:
@@ -105,12 +109,14 @@ class Standby:
         if config.journal == "none":
             raise ConfigError("a standby keeps a journal", advice="leave out --journal none")
         level: Level = "synced" if config.journal == "synced" else "written"
+        me = number_of(self._path)
         for number in range(count):
             origin = Origin(last.cluster, number, count)
             folder = self._path / f"shard-{number}"
             mirror = ShardMirror(folder, origin, level=level, events=config.events_kept)
             self._undo.callback(mirror.close)
-            self._shards.append(ShardFollower(self._registers, mirror, number, self._secret))
+            follower = ShardFollower(self._registers, mirror, number, self._secret, me)
+            self._shards.append(follower)
         for shard in self._shards:
             shard.start()
 
@@ -156,6 +162,24 @@ class Standby:
         followers = (self._registers, *self._shards)
         await asyncio.gather(*(asyncio.to_thread(each.stop) for each in followers))
         await asyncio.to_thread(self._undo.close)
+
+
+def number_of(path: Path) -> int:
+    """Return the number by which leaders know the standby of a directory; it has one from now on.
+
+    Raises ConfigError.
+    """
+    file = path / NUMBER
+    try:
+        if not file.exists():
+            write_whole(file, f"{1 + secrets.randbelow((1 << 64) - 1):016x}\n".encode())
+        return int(file.read_text(encoding="ascii"), 16)
+    except OSError as error:
+        raise unusable(path, error) from error
+    except ValueError as error:
+        raise ConfigError(
+            f"{file} is damaged: {error}", advice="name another directory with --state"
+        ) from error
 
 
 def _directory(config: MasterConfig) -> Path:

@@ -107,6 +107,8 @@ JOURNAL = Operation(
             ("position", "i8"),
             # Up to where the standby would lead from.
             ("held", "i8"),
+            # Which standby it is.
+            ("standby", "u8"),
         ]
     ),
     Packed(
@@ -116,7 +118,7 @@ JOURNAL = Operation(
             ("position", "i8"),
             # Whether the words end where the stream has a boundary.
             ("whole", "u1"),
-            # Whether nothing is answered that no standby has.
+            # Whether nothing is answered that this standby does not have.
             ("exact", "u1"),
             ("head", "i8"),
             ("horizon", "i8"),

@@ -129,6 +129,49 @@ def test_changes_wait_for_a_standby_and_are_refused_without_one(pool):
     assert_there(led, ["one"])
 
 
+def test_one_standby_counts_and_others_are_copies(pool, tmp_path):
+    pool.lead(*QUICK, "--journal", "replicated")
+    pool.lend()
+    pool.follow(*QUICK)
+    pool.until_copied()
+    client = pool.client(deadline="20s")
+    put(client, ["one"])
+    counting = pool.state("leader") / "shard-0" / "standby"
+    number = counting.read_text()
+    pool.stop("standby")
+    until(lambda: refused(client), what="a refusal")
+    # Another one is copied to, and nothing is changed that the first does not have.
+    second = pool.state("standby").rename(tmp_path / "first")
+    pool.follow(*QUICK)
+    pool.until_copied()
+    assert refused(client)
+    assert counting.read_text() == number
+    assert second.joinpath("standby.number").read_text() == number
+    # Started again, the leader waits for the same one, and at no other level.
+    pool.kill("leader")
+    with pytest.raises(pytest.fail.Exception, match="may be promoted as if it had all"):
+        pool.lead(*QUICK)
+    pool.lead(*QUICK, "--journal", "replicated")
+    with pytest.raises(UnavailableError, match=f"{number.strip()}, does not follow"):
+        pool.client(deadline="20s").put("two", b"value")
+
+
+def test_a_leader_that_comes_back_changes_nothing(pool):
+    """Its standby has been promoted, and follows nobody any more."""
+    pool.lead(*QUICK, "--journal", "replicated")
+    pool.lend()
+    pool.follow(*QUICK)
+    pool.until_copied()
+    put(pool.client(), ["one"])
+    led = pool.take_over()
+    until(lambda: led.status().ready)
+    pool.lead(*QUICK, "--journal", "replicated")
+    with pytest.raises(UnavailableError, match="does not follow"):
+        pool.client(deadline="20s").put("two", b"value")
+    put(led, ["two"])
+    assert_there(led, ["one", "two"])
+
+
 def refused(client):
     try:
         client.put("another", b"value", upsert=True)
