@@ -6,7 +6,7 @@ MINUTES ?= 10
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store chaos clean
-.PHONY: predictions test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma
+.PHONY: soak-standby predictions test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma
 .PHONY: test-compat test-serving soak-serving soak-reboot overload conversations vllm-routing
 
 help:            ## this list
@@ -66,6 +66,9 @@ chaos: setup     ## a store that keeps its objects: all its processes killed, fo
 
 soak-reboot: setup ## a host that is started anew, with a million objects on its disk
 	@$(PY) -m tests.soak.reboot
+
+soak-standby: setup ## a leader and its standby, killed and promoted, for MINUTES (10)
+	@$(PY) -m tests.soak.standbys --minutes $(MINUTES) --seed $(SEED)
 
 soak-serving: setup-test ## workers of a serving system, killed 20 times under load
 	@$(PY) -m tests.soak.serving --kills 20 --seed $(SEED)

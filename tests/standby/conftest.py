@@ -1,6 +1,5 @@
 """A leader, a standby of it and a worker, as processes."""
 
-import contextlib
 import json
 import secrets
 import signal
@@ -10,12 +9,8 @@ from typing import Any
 import pytest
 
 from mooncake_store.client.blocking import Client
-from mooncake_store.wire.cluster import CLUSTER
-from mooncake_store.wire.standby import PROMOTE, STANDBY, PromoteRequest, StandbyRequest
 from mooncake_store.worker.cleaning import clean
-from tests.waiting import until
-from transfer_engine.errors import StoreError
-from transfer_engine.rpc.blocking import BlockingConnection
+from tests.standby import asking
 
 NAMESPACE = "tests"
 
@@ -77,37 +72,21 @@ class Pool:
 
     def ask(self, operation: Any, request: Any) -> Any:
         """What the standby answers."""
-        with BlockingConnection.connect(self.addresses["standby"], CLUSTER) as connection:
-            body = operation.request.pack(request)
-            return operation.reply.unpack(connection.call(operation, body, timeout_s=60.0))
+        return asking.ask(self.addresses["standby"], operation, request)
 
     def status(self) -> Any:
         """How the copy stands."""
-        return self.ask(STANDBY, StandbyRequest())
+        return asking.status(self.addresses["standby"])
 
     def until_copied(self, beyond: int = 0) -> None:
-        """Wait until the standby has a whole copy, up to where its leader is.
-
-        `beyond` is a position that it had when something was put.
-        """
-
-        def copied() -> bool:
-            shards = self.status().shards
-            return all(s.state == "following" and s.head == s.position > beyond for s in shards)
-
-        until(copied, what="a whole copy")
+        """Wait until the standby has a whole copy, up to where its leader is."""
+        asking.until_copied(self.addresses["standby"], beyond)
 
     def promote(self) -> int:
         """Let the standby lead, once it knows that its leader is gone; return the words lost."""
-
-        def promoted() -> int:
-            with contextlib.suppress(StoreError):
-                return 1 + self.ask(PROMOTE, PromoteRequest()).lost_words
-            return 0
-
-        lost = until(promoted, what="a promotion")
+        lost = asking.promote(self.addresses["standby"])
         self.programs["standby"].wait_for_line('"leads": true')
-        return lost - 1
+        return lost
 
     def take_over(self) -> Client:
         """Kill the leader's host with all on it but the worker's memory; go on with the standby."""

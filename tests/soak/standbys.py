@@ -1,0 +1,260 @@
+"""Soak of a leader and its standby: `python -m tests.soak.standbys [--minutes 10] [--seed N]`.
+
+Two places where a master may run: one leads at the level replicated, the other follows. Workers and
+clients know both. Clients have a full pool under load, and one keeps a ledger (`ledger.py`). The
+leader is killed, or stopped as a host that hangs; the standby is promoted, and what led before ends
+and comes back as a standby with nothing. Standby and workers are killed and stopped as well. It
+fails when an acknowledged object is lost or a removed one comes back, on a wrong byte, and when all
+does not work again soon. Printed beside that is, per kind of fault, for how long the ledger had no
+correct reads or no put.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mooncake_store.journal.ring_file import remove_rings
+from tests.soak.board import Board
+from tests.soak.chaos import CLIENT_TTL_S, SHARDS, Keeper, Outages
+from tests.soak.store import SEGMENT, Players, judge, let_time_pass, summed
+from tests.standby.asking import promote, until_copied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WORKERS = 2
+TIMES = ("--client-ttl", f"{CLIENT_TTL_S:g}s", "--ping-interval", "500ms")
+
+
+class Place:
+    """Where a master may run: an address, a state directory, and what runs there."""
+
+    def __init__(self, directory: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.state = directory
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, command: str, *options: str) -> None:
+        """Start a program here and wait until it is ready."""
+        self._process = start(
+            self.state.with_suffix(".log"), command, "--port", self.address.rpartition(":")[2],
+            "--state", str(self.state), "--journal", "replicated", *TIMES, *options,
+        )  # fmt: skip
+
+    def lead(self) -> None:
+        """Run the first leader."""
+        self.run("master", "--shards", str(SHARDS))
+
+    def follow(self, leader: Place) -> None:
+        """Run a standby; with what it has of before, if there is any."""
+        self.run("standby", "--of", leader.address)
+        until_copied(self.address)
+
+    def wait_until_it_leads(self) -> None:
+        """Return when what was promoted is ready."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        assert '"leads": true' in self._process.stdout.readline()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to what runs here."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it at once. Its shard processes end with it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+    def forget(self) -> None:
+        """Remove what it has kept."""
+        for shard in self.state.glob("shard-*"):
+            remove_rings(shard)
+        shutil.rmtree(self.state)
+
+
+def start(log: Path, *command: str) -> subprocess.Popen[str]:
+    """Start a program and return when it is ready; what it logs goes to a file."""
+    with log.open("a") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mooncake_store", *command, "--json"],
+            stdout=subprocess.PIPE, stderr=errors, text=True,
+        )  # fmt: skip
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert '"ready": true' in line, f"{command} did not start: {line}; see {log}"
+    return process
+
+
+class Pool:
+    """Both places, and the workers."""
+
+    def __init__(self, directory: Path, memory: Path) -> None:
+        self.leader, self.standby = Place(directory / "one"), Place(directory / "two")
+        self.masters = f"{self.leader.address},{self.standby.address}"
+        self.url = f"mooncake://{self.masters}/chaos"
+        self._directory, self._memory = directory, memory
+        self._workers: list[subprocess.Popen[str]] = []
+
+    def start(self) -> None:
+        """Start everything."""
+        self.leader.lead()
+        self.standby.follow(self.leader)
+        self._workers = [self._worker(number) for number in range(WORKERS)]
+
+    def _worker(self, number: int) -> subprocess.Popen[str]:
+        return start(
+            self._directory / f"worker-{number}.log", "worker", "--master", self.masters,
+            "--name", f"worker-{number}", "--segment", SEGMENT, "--memory", str(self._memory),
+        )  # fmt: skip
+
+    def change_leaders(self) -> None:
+        """Promote the standby; what led before ends, and follows with nothing."""
+        former = self.leader
+        promote(self.standby.address)
+        self.standby.wait_until_it_leads()
+        former.kill()
+        former.forget()
+        self.leader, self.standby = self.standby, former
+        former.follow(self.leader)
+
+    def restart_worker(self, number: int, seconds: float) -> None:
+        """Kill a worker, and start it as what it was."""
+        self._workers[number].kill()
+        self._workers[number].communicate()
+        let_time_pass(seconds)
+        self._workers[number] = self._worker(number)
+
+    def close(self) -> None:
+        """End everything."""
+        for worker in self._workers:
+            worker.terminate()
+            worker.communicate()
+        for place in (self.standby, self.leader):
+            place.kill()
+            for shard in place.state.glob("shard-*"):
+                remove_rings(shard)
+
+
+class Torment:
+    """One fault after the other, a round of all kinds in random order."""
+
+    def __init__(self, pool: Pool, outages: Outages, seed: int) -> None:
+        self._pool, self._outages = pool, outages
+        self._chance = random.Random(seed)
+
+    def run(self, seconds: float) -> None:
+        """Go on for so long, and for one round at least."""
+        end, rounds, acts = time.monotonic() + seconds, 0, self._acts()
+        while not rounds or time.monotonic() < end:
+            self._chance.shuffle(acts)
+            for kind, act in acts:
+                if rounds and time.monotonic() >= end:
+                    break
+                let_time_pass(self._chance.uniform(0.2, 1.5))
+                with self._outages.during(kind):
+                    act()
+            rounds += 1
+
+    def _acts(self) -> list[tuple[str, Callable[[], None]]]:
+        return [
+            ("leader killed", self._kill_leader),
+            ("leader hangs", self._hang_leader),
+            ("leader, worker killed", self._kill_both),
+            ("standby killed", self._kill_standby),
+            ("standby stopped", self._stop_standby),
+            ("worker killed", self._kill_worker),
+        ]
+
+    def _kill_leader(self) -> None:
+        self._pool.leader.kill()
+        self._pool.change_leaders()
+
+    def _hang_leader(self) -> None:
+        self._pool.leader.signal(signal.SIGSTOP)
+        self._pool.change_leaders()
+
+    def _kill_both(self) -> None:
+        self._pool.leader.kill()
+        self._pool.restart_worker(self._chance.randrange(WORKERS), 0.0)
+        self._pool.change_leaders()
+
+    def _kill_standby(self) -> None:
+        self._pool.standby.kill()
+        let_time_pass(self._chance.uniform(0, 2))
+        self._pool.standby.follow(self._pool.leader)
+
+    def _stop_standby(self) -> None:
+        self._pool.standby.signal(signal.SIGSTOP)
+        let_time_pass(self._chance.uniform(0.2, 3))
+        self._pool.standby.signal(signal.SIGCONT)
+        until_copied(self._pool.standby.address)
+
+    def _kill_worker(self) -> None:
+        self._pool.restart_worker(self._chance.randrange(WORKERS), self._chance.uniform(0, 2))
+
+
+def soak(minutes: float, seed: int, directory: Path, memory: Path) -> list[str]:
+    """Run; returns the complaints."""
+    board, pool = Board(directory), Pool(directory, memory)
+    try:
+        pool.start()
+        players = Players(pool.url, seed * 100_000, minutes * 60 + 600, directory)
+        keeper = Keeper(pool.url, seed, directory)
+        outages = Outages(keeper)
+        try:
+            if not keeper.whole(time.monotonic_ns()):
+                outages.complaints.append("the ledger does not get started")
+            Torment(pool, outages, seed).run(minutes * 60)
+        finally:
+            board.end()
+        reports, complaints = players.reports()
+        kept = keeper.report()
+        keeper.kill()
+    finally:
+        pool.close()
+    outages.print()
+    if "failed" in kept:
+        return [*complaints, *outages.complaints, str(kept["failed"])]
+    total, slow = summed([*reports, kept])
+    done = sum(count for what, count in total.items() if what.endswith((" ok", " true")))
+    print(f"operations {done + total['probed']}, faults {sum(outages.counts.values())}")
+    print(f"objects completed in the ledger {total['ledger put ok']}")
+    print(f"lost {kept['lost']}, wrong bytes {total['WRONG BYTES']}")
+    return complaints + outages.complaints + slow + board.complaints() + judge(total)
+
+
+def main() -> int:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(description="a leader and its standby, under faults")
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    print(f"seed {options.seed}, {options.minutes:g} minutes")
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        tempfile.TemporaryDirectory(dir="/dev/shm", prefix="mooncake-soak-") as memory,
+    ):
+        complaints = soak(options.minutes, options.seed, Path(directory), Path(memory))
+    for complaint in complaints:
+        print(f"FAILED: {complaint}")
+    if not complaints:
+        print("nothing acknowledged was lost, every byte read was right")
+    return bool(complaints)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""What is asked of a standby, as `mooncake promote` does."""
+
+import contextlib
+
+from mooncake_store.wire.cluster import CLUSTER
+from mooncake_store.wire.standby import PROMOTE, STANDBY, PromoteRequest, StandbyRequest
+from tests.waiting import PATIENCE_S, until
+from transfer_engine.errors import StoreError
+from transfer_engine.rpc.blocking import BlockingConnection
+
+
+def ask(address, operation, request):
+    """The answer of a standby."""
+    with BlockingConnection.connect(address, CLUSTER) as connection:
+        body = operation.request.pack(request)
+        return operation.reply.unpack(connection.call(operation, body, timeout_s=60.0))
+
+
+def status(address):
+    """How its copy stands."""
+    return ask(address, STANDBY, StandbyRequest())
+
+
+def until_copied(address, beyond=0, timeout_s=PATIENCE_S):
+    """Wait until it has a whole copy, up to where its leader is.
+
+    `beyond` is a position that it had when something was put.
+    """
+
+    def copied():
+        with contextlib.suppress(StoreError):
+            shards = status(address).shards
+            return bool(shards) and all(
+                s.state == "following" and s.head == s.position > beyond for s in shards
+            )
+        return False
+
+    until(copied, timeout_s, "a whole copy")
+
+
+def promote(address, timeout_s=PATIENCE_S):
+    """Let it lead, once it knows that its leader is gone; return the words lost."""
+    said = ""
+
+    def promoted():
+        nonlocal said
+        try:
+            return 1 + ask(address, PROMOTE, PromoteRequest()).lost_words
+        except StoreError as error:
+            said = str(error)
+        return 0
+
+    try:
+        return until(promoted, timeout_s) - 1
+    except AssertionError:
+        raise AssertionError(f"no promotion within {timeout_s} s: {said}") from None
