@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 WAIT_MS = 2000
 """For how long a leader waits for news before it answers that there are none: a sign of life."""
-CALL_S = 10.0
+CALL_S = 5.0
 CONNECT_S = 3.0
 RETRY_S = 0.5
 _MS = 1_000_000

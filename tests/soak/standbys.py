@@ -12,6 +12,7 @@ correct reads or no put.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shutil
 import signal
@@ -69,15 +70,17 @@ class Place:
         assert '"leads": true' in self._process.stdout.readline()
 
     def signal(self, number: int) -> None:
-        """Send a signal to what runs here."""
+        """Send a signal to what runs here, and to its shard processes."""
         assert self._process is not None
-        self._process.send_signal(number)
+        pid = self._process.pid
+        shards = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+        for each in (pid, *map(int, shards)):
+            os.kill(each, number)
 
     def kill(self) -> None:
         """End it at once. Its shard processes end with it."""
         if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
+            end(self._process)
 
     def forget(self) -> None:
         """Remove what it has kept."""
@@ -97,6 +100,14 @@ def start(log: Path, *command: str) -> subprocess.Popen[str]:
     line = process.stdout.readline()
     assert '"ready": true' in line, f"{command} did not start: {line}; see {log}"
     return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """End a process at once. Idempotent."""
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
 
 
 class Pool:
@@ -124,25 +135,27 @@ class Pool:
     def change_leaders(self) -> None:
         """Promote the standby; what led before ends, and follows with nothing."""
         former = self.leader
-        promote(self.standby.address)
+        promote(self.standby.address, 120.0)
         self.standby.wait_until_it_leads()
         former.kill()
         former.forget()
         self.leader, self.standby = self.standby, former
         former.follow(self.leader)
 
-    def restart_worker(self, number: int, seconds: float) -> None:
-        """Kill a worker, and start it as what it was."""
-        self._workers[number].kill()
-        self._workers[number].communicate()
-        let_time_pass(seconds)
+    def kill_worker(self, number: int) -> None:
+        """End a worker at once."""
+        end(self._workers[number])
+
+    def restart_worker(self, number: int) -> None:
+        """Start it as what it was."""
         self._workers[number] = self._worker(number)
 
     def close(self) -> None:
         """End everything."""
         for worker in self._workers:
             worker.terminate()
-            worker.communicate()
+            worker.wait()
+            end(worker)
         for place in (self.standby, self.leader):
             place.kill()
             for shard in place.state.glob("shard-*"):
@@ -188,9 +201,11 @@ class Torment:
         self._pool.change_leaders()
 
     def _kill_both(self) -> None:
+        number = self._chance.randrange(WORKERS)
         self._pool.leader.kill()
-        self._pool.restart_worker(self._chance.randrange(WORKERS), 0.0)
+        self._pool.kill_worker(number)
         self._pool.change_leaders()
+        self._pool.restart_worker(number)
 
     def _kill_standby(self) -> None:
         self._pool.standby.kill()
@@ -204,7 +219,10 @@ class Torment:
         until_copied(self._pool.standby.address)
 
     def _kill_worker(self) -> None:
-        self._pool.restart_worker(self._chance.randrange(WORKERS), self._chance.uniform(0, 2))
+        number = self._chance.randrange(WORKERS)
+        self._pool.kill_worker(number)
+        let_time_pass(self._chance.uniform(0, 2))
+        self._pool.restart_worker(number)
 
 
 def soak(minutes: float, seed: int, directory: Path, memory: Path) -> list[str]:
