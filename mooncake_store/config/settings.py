@@ -45,7 +45,7 @@ from mooncake_store.config.loading import (
     rows,
 )
 from mooncake_store.config.setting import Contradiction, Setting, Settings, settings_of
-from mooncake_store.endpoint import split_url
+from mooncake_store.endpoint import split_addresses, split_url
 from mooncake_store.units import GIB, HOUR_NS, MIB, MINUTE_NS, SECOND_NS, VALUE_MAX
 from transfer_engine.errors import ConfigError
 
@@ -350,7 +350,13 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
 
     table: ClassVar[str] = "worker"
 
-    master: Annotated[str, Meta(description="Address of the master.")] = "127.0.0.1:50051"
+    master: Annotated[
+        str,
+        Meta(
+            description="Address of the master; of several, separated by commas, the one that "
+            "leads is found."
+        ),
+    ] = "127.0.0.1:50051"
     name: Annotated[
         str,
         Meta(
@@ -434,7 +440,7 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
         Raises:
             Contradiction: the first such setting.
         """
-        check_address(self.table, "master", self.master)
+        check_address(self.table, "master", self.master, split_addresses)
         if not self.files:
             check_list(self.table, "segments", self.segments_bytes, distinct=False)
         for name, items in (("files", self.files), ("rails", self.rails)):
@@ -464,7 +470,9 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
     url: Annotated[
         str,
         Meta(
-            description="The store: mooncake://host:port/namespace.", extra={"general": ("", "url")}
+            description="The store: mooncake://host:port/namespace; of several host:port, "
+            "separated by commas, the one that leads is found.",
+            extra={"general": ("", "url")},
         ),
     ] = "mooncake://127.0.0.1:50051/default"
     secret_file: SecretFile = ""
