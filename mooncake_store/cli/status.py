@@ -119,8 +119,8 @@ def _drawn(master: str, found: ClusterStatus) -> Any:
     ready = "ready" if found.ready else "not ready: no worker lends memory"
     shards = "1 shard" if len(found.shards) == 1 else f"{len(found.shards)} shards"
     first = (
-        f"{ready}; master at {master}, version {found.version}, {shards}, up "
-        f"{format_duration(round(found.uptime_ms / 1e3))}"
+        f"{ready}; version {found.version}, {shards}, up "
+        f"{format_duration(round(found.uptime_ms / 1e3))}, master at {master}"
     )
     columns = {
         "segment": "left",

@@ -107,13 +107,14 @@ def connect(wanted: Wanted) -> Client:
 
 def _places(master: str) -> str:
     """The addresses of a master, or of several, between which the original writes semicolons."""
-    if master.startswith(("etcd://", "redis://", "k8s://")):
+    places = master.removeprefix("http://").replace(";", ",")
+    if "://" in places:
         raise ConfigError(
             f"{master!r} names a service that knows where the master is, which this store does "
             "not ask",
             advice="name the masters themselves, such as host1:50051,host2:50051",
         )
-    return master.removeprefix("http://").replace(";", ",")
+    return places
 
 
 def lend(wanted: Wanted, client: Client) -> tuple[Worker | None, str]:

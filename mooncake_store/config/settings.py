@@ -47,7 +47,6 @@ from mooncake_store.config.loading import (
 from mooncake_store.config.setting import Contradiction, Setting, Settings, settings_of
 from mooncake_store.endpoint import split_addresses, split_url
 from mooncake_store.units import GIB, HOUR_NS, MIB, MINUTE_NS, SECOND_NS, VALUE_MAX
-from transfer_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     import os
@@ -351,11 +350,7 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
     table: ClassVar[str] = "worker"
 
     master: Annotated[
-        str,
-        Meta(
-            description="Address of the master; of several, separated by commas, the one that "
-            "leads is found."
-        ),
+        str, Meta(description="Address of the master; several, separated by commas: any may lead.")
     ] = "127.0.0.1:50051"
     name: Annotated[
         str,
@@ -470,8 +465,8 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
     url: Annotated[
         str,
         Meta(
-            description="The store: mooncake://host:port/namespace; of several host:port, "
-            "separated by commas, the one that leads is found.",
+            description="The store: mooncake://host:port/namespace; several host:port, separated "
+            "by commas, where any of these masters may lead.",
             extra={"general": ("", "url")},
         ),
     ] = "mooncake://127.0.0.1:50051/default"
@@ -543,10 +538,7 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
         Raises:
             Contradiction: the first such setting.
         """
-        try:
-            split_url(self.url)
-        except ConfigError as error:
-            raise Contradiction(f"client.url: {error.what}", "url") from None
+        check_address(self.table, "url", self.url, split_url)
         if 0 < self.segment_bytes < MIB:
             raise Contradiction("client.segment must be 0 or at least 1MiB", "segment")
         check_kept_pool(self.table, self.state, self.url)

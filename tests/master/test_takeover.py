@@ -8,9 +8,11 @@ import asyncio
 import concurrent.futures
 import contextlib
 import json
+import os
 import shutil
 import signal
 import socket
+import subprocess
 
 import numpy as np
 import pytest
@@ -176,6 +178,28 @@ async def test_so_does_a_client_of_asyncio(pool, left):
             await asyncio.to_thread(pool.worker.wait_for_line, f"mounted (at {pool.addresses[1]})")
             assert (await store.put("new", b"new")).stored
             assert await store.get("new") == b"new"
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/dev/fuse") or not shutil.which("fusermount3"),
+    reason="this machine has no /dev/fuse, or no fuse3",
+)
+def test_a_mount_goes_on_as_well(pool, tmp_path):
+    pytest.importorskip("mfusepy", reason="the fuse extra is not installed")
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    mount = pool.start_program("-m", "mooncake_store", "mount", pool.url, folder, "--foreground")
+    try:
+        until(lambda: os.path.ismount(folder) or mount.process.poll() is not None)
+        (folder / "before").write_bytes(value_of("before"))
+        pool.kill_master()
+        with swallowing(pool):
+            pool.start_master(1)
+            assert (folder / "before").read_bytes() == value_of("before")
+            (folder / "after").write_bytes(value_of("after"))
+            assert (folder / "after").read_bytes() == value_of("after")
+    finally:
+        subprocess.run(["fusermount3", "-u", "-z", folder], check=False, timeout=30)
 
 
 @pytest.fixture
