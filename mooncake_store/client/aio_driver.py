@@ -228,34 +228,34 @@ class AsyncDriver:
                 elif not (unreachable(error) or self.setup.deposed(call, error)):
                     return failed(operation, error)
                 else:
-                    refusal = await self._find_again(shard, peer, until, error)
+                    refusal = await self._find_again(call, peer, until, error)
                     if refusal is not None:
-                        return failed(operation, refusal)
+                        return refusal
 
     async def _find_again(
-        self, shard: int, peer: _Peer, until: float, error: StoreError
+        self, call: Call, peer: _Peer, until: float, error: StoreError
     ) -> StoreError | None:
         """Find a service that could not be reached elsewhere, or wait until it may be there again.
 
-        Returns what its caller fails with where neither can be.
+        Returns what the call fails with where neither can be.
         """
+        shard, operation, _ = call
         if shard != CLUSTER or self._several:
             try:
                 limit = time.monotonic() + self.setup.config.connect_timeout_s
                 if not self._moved(shard, peer):  # another task may have met it meanwhile
                     await self._refresh_map(min(until, limit))
                 if self._moved(shard, peer):
-                    return None if shard < len(self._shards) else error
+                    return None if shard < len(self._shards) else failed(operation, error)
             except StoreError as refusal:
                 if self._several:
                     error = refusal.again()  # which tells what all of them said
                 if not isinstance(refusal, UnavailableError | PeerLostError):
-                    return error
+                    return failed(operation, error)
         pause_s = self.setup.patience.pause_s(until)
-        if pause_s is None:
-            return error
-        await asyncio.sleep(pause_s)
-        return error if self.closed else None
+        if pause_s is not None:
+            await asyncio.sleep(pause_s)
+        return failed(operation, error) if pause_s is None or self.closed else None
 
     def _moved(self, shard: int, peer: _Peer) -> bool:
         """Whether a service is reached through another peer by now."""

@@ -259,31 +259,34 @@ class BlockingDriver:
                 elif not (unreachable(error) or self.setup.deposed(call, error)):
                     return failed(operation, error)
                 else:
-                    refusal = self._find_again(shard, pool, until, error)
+                    refusal = self._find_again(call, pool, until, error)
                     if refusal is not None:
-                        return failed(operation, refusal)
+                        return refusal
 
     def _find_again(
-        self, shard: int, pool: BlockingPool, until: float, error: StoreError
+        self, call: Call, pool: BlockingPool, until: float, error: StoreError
     ) -> StoreError | None:
         """Find a service that could not be reached elsewhere, or wait until it may be there again.
 
-        Returns what its caller fails with where neither can be.
+        Returns what the call fails with where neither can be.
         """
+        shard, operation, _ = call
         if shard != CLUSTER or self._several:
             try:
                 limit = time.monotonic() + self.setup.config.connect_timeout_s
                 if not self._moved(shard, pool):  # another thread may have met it meanwhile
                     self._refresh_map(min(until, limit))
                 if self._moved(shard, pool):
-                    return None if shard < len(self._shards) else error
+                    return None if shard < len(self._shards) else failed(operation, error)
             except StoreError as refusal:
                 if self._several:
                     error = refusal.again()  # which tells what all of them said
                 if not isinstance(refusal, UnavailableError | PeerLostError):
-                    return error
+                    return failed(operation, error)
         pause_s = self.setup.patience.pause_s(until)
-        return error if pause_s is None or self._ending.wait(pause_s) else None
+        if pause_s is None or self._ending.wait(pause_s):
+            return failed(operation, error)
+        return None
 
     def _silent(self, operation: Operation[Any, Any], outcome: object, until: float) -> bool:
         """Whether nothing was answered, and the same is to be asked again of whoever leads now."""
