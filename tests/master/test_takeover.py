@@ -51,8 +51,8 @@ def ports(count):
 class Pool:
     """Masters at one of two addresses, and a worker with a name that is told both."""
 
-    def __init__(self, start_program, folder):
-        self.start_program = start_program
+    def __init__(self, start_program, folder, shards=1):
+        self.start_program, self.shards = start_program, shards
         self.state, self.memory = folder / "state", folder / "memory"
         self.memory.mkdir()
         self.ports = ports(2)
@@ -64,7 +64,7 @@ class Pool:
     def start_master(self, at, state=None):
         self.master = self.start_program(
             *MASTER, "--port", self.ports[at], "--state", state or self.state, "--json",
-            "--ping-interval", "200ms", "--client-ttl", "600s",
+            "--ping-interval", "200ms", "--client-ttl", "600s", "--shards", self.shards,
         )  # fmt: skip
         ready(self.master)
         return self.master
@@ -202,22 +202,25 @@ def test_a_mount_goes_on_as_well(pool, tmp_path):
         subprocess.run(["fusermount3", "-u", "-z", folder], check=False, timeout=30)
 
 
-@pytest.fixture
-def pool_of_two_lines(pool):
-    """The pool with a copy of its state, from which another master can lead at any time."""
+@pytest.fixture(params=[1, 2])
+def pool_of_two_lines(tmp_path, start_program, request):
+    """A pool with a copy of its state, from which another master can lead at any time."""
+    pool = Pool(start_program, tmp_path, request.param)
+    pool.start_master(0)
+    pool.start_worker()
     pool.master.signal(signal.SIGTERM)
     pool.master.wait()
     pool.copy = pool.state.with_name("copy")
     shutil.copytree(pool.state, pool.copy)
     pool.start_master(0)
     with Client(pool.url, deadline=DEADLINE) as store:
-        store.put("old", b"old")  # once the worker has mounted
+        store.put_many(KEYS, [b"old"] * len(KEYS)).check()  # once the worker has mounted
     return pool
 
 
 def stop_and_lead(pool):
     """Let the leader, and whatever it began, stand still, and another one lead."""
-    pool.master.signal(signal.SIGSTOP)
+    os.killpg(pool.master.process.pid, signal.SIGSTOP)
     pool.start_master(1, pool.copy)
 
 
@@ -225,14 +228,24 @@ def test_requests_to_a_leader_that_stands_still_go_to_the_next_one(pool_of_two_l
     """On connections that were open, and that nobody closes."""
     pool = pool_of_two_lines
     with Client(pool.url, deadline=DEADLINE, connect_timeout="1s", lease_cache=False) as store:
-        follower = Mirror(store.follow(wait="50ms", deadline=DEADLINE))
-        assert follower.settle() == digests_of(store, ["old"])
+        followers = [
+            Mirror(store.follow(shard, wait="50ms", deadline=DEADLINE))
+            for shard in range(pool.shards)
+        ]
+        held = [follower.settle() for follower in followers]
+        assert set.union(*held) == digests_of(store, KEYS)
         stop_and_lead(pool)
-        assert not store.exists("old")
+        assert not any(store.exists_many(KEYS))
         assert store.master == pool.addresses[1]
         pool.worker.wait_for_line(f"mounted (at {pool.addresses[1]})")
         assert store.put("new", b"new").stored
-        until(lambda: follower.take() and follower.held == digests_of(store, ["new"]))
+        until(
+            lambda: (
+                [follower.take() for follower in followers]
+                and set.union(*(follower.held for follower in followers))
+                == digests_of(store, ["new"])
+            )
+        )
 
 
 @pytest.mark.asyncio
@@ -241,9 +254,9 @@ async def test_so_do_those_of_an_asyncio_client(pool_of_two_lines):
     async with AsyncClient(
         pool.url, deadline=DEADLINE, connect_timeout="1s", lease_cache=False
     ) as store:
-        assert await store.exists("old")
+        assert all(await store.exists_many(KEYS))
         await asyncio.to_thread(stop_and_lead, pool)
-        assert await asyncio.gather(*(store.exists("old") for _ in range(10))) == [False] * 10
+        assert not any(await asyncio.gather(*map(store.exists, KEYS)))
         assert store.master == pool.addresses[1]
 
 
