@@ -17,10 +17,12 @@ import subprocess
 import numpy as np
 import pytest
 
-from mooncake_store import AsyncClient, Client, UnavailableError
+from mooncake_store import AsyncClient, Client, UnavailableError, config
 from mooncake_store.client import patience
+from mooncake_store.local_cluster import LocalCluster
 from mooncake_store.wire.cluster import MAP, MapRequest
 from mooncake_store.worker.master_link import MasterLink
+from mooncake_store.worker.worker import Worker
 from tests.client.test_follow import Mirror, digests_of
 from tests.master.test_programs import MASTER, ready
 from tests.waiting import PATIENCE_S, until
@@ -258,6 +260,32 @@ async def test_so_do_those_of_an_asyncio_client(pool_of_two_lines):
         await asyncio.to_thread(stop_and_lead, pool)
         assert not any(await asyncio.gather(*map(store.exists, KEYS)))
         assert store.master == pool.addresses[1]
+
+
+def test_a_worker_is_alive_to_the_master_it_mounted_at_last(tmp_path, wire_to):
+    """Also while the one before, which leads no more, would still listen to it."""
+
+    def run(state):
+        given = {"port": 0, "state": str(state), "ping_interval": "50ms", "client_ttl": "600s"}
+        return LocalCluster(workers=0, in_process=True, master=given)
+
+    with run(tmp_path / "first"):
+        pass
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    with run(tmp_path / "first") as first, run(tmp_path / "second") as second:
+        overrides = {
+            "master": f"{first.address},{second.address}", "segments": "16MiB",
+            "memory": "anonymous",
+        }  # fmt: skip
+        given = config.load(config.WorkerConfig, environ={}, overrides=overrides).value
+        with Worker(given) as worker:
+            masters, there = worker._link.masters, wire_to(second)
+            assert str(masters.leader) == first.address
+            masters._order.reverse()
+            worker._ask_to_mount()
+            until(lambda: worker._pulse is not None and worker._pulse.peer == there.map().liveness)
+            assert str(masters.leader) == second.address
+            until(lambda: set(there.worker_states().values()) == {"alive"})
 
 
 def test_the_master_of_another_pool_is_not_taken_for_the_one_that_leads(pool, tmp_path):
