@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from mooncake_store.cli.shared.app import JsonOption, emit, examples, make_app, table
+from mooncake_store.cli.shared.app import JsonOption, emit, examples, make_app, note, table
 from mooncake_store.errors import InvalidArgumentError
 from serving.cli.scenario import EPILOG, scenario
 
@@ -93,6 +93,9 @@ def run(
     roles: Annotated[
         bool, typer.Option("--roles", help="Let nodes change sides, as loads ask for it.")
     ] = False,
+    copies: Annotated[
+        int, typer.Option(help="Bring hot prefixes to so many nodes ahead of requests; 0 does not.")
+    ] = 0,
     seed: SeedOption = 1,
     as_json: JsonOption = False,
 ) -> None:
@@ -118,6 +121,7 @@ def run(
         speed=speed,
         seed=seed,
         roles=roles,
+        copies=copies,
         outages=tuple(map(read_outage, fail or ())),
     )
     requests = _read(trace)
@@ -223,7 +227,11 @@ def _numbers(option: str, text: str, kind: type[T]) -> list[T]:
 @app.command(
     epilog=examples(
         ("mooncake simulate paper conversation_trace.jsonl", "half a minute"),
-        ("mooncake simulate paper --json", "the rows that need no trace"),
+        (
+            "mooncake simulate paper conversation_trace.jsonl --toolagent toolagent_trace.jsonl"
+            " --synthetic synthetic_trace.jsonl --json",
+            "every row that needs no machines, for a script",
+        ),
     )
 )
 def paper(
@@ -231,12 +239,31 @@ def paper(
         Path | None,
         typer.Argument(help="The published conversation trace."),
     ] = None,
+    toolagent: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The published tool and agent trace.")
+    ] = None,
+    synthetic: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The published synthetic trace.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare with the figures of the paper, row by row."""
+    """Compare with the figures of the paper, row by row.
+
+    Each row says which trace it was judged on; what needs one that is not given is not run.
+    """
+    from serving.simulator import paper_figures
     from serving.simulator.paper import compare
 
-    rows = list(compare(_read(trace) if trace is not None else None))
+    given = {"conversation": trace, "toolagent": toolagent, "synthetic": synthetic}
+    traces = {name: _read(file) for name, file in given.items() if file is not None}
+    for name, read in traces.items():
+        published: paper_figures.Published = getattr(paper_figures, name.upper())
+        if not published.is_it(read):
+            note(
+                f"{given[name]} is not the published {name} trace, which has {published.requests:,}"
+                f" requests of {published.input_tokens:,} tokens; its rows tell of this file"
+            )
+    rows = list(compare(**traces))
     emit(
         {"rows": [row._asdict() for row in rows]},
         as_json=as_json,

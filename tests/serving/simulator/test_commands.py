@@ -1,4 +1,4 @@
-"""`mooncake simulate`, hardware files, and the comparison with the paper."""
+"""`mooncake simulate`, and hardware files."""
 
 import json
 import os
@@ -11,7 +11,6 @@ from mooncake_store.cli.main import main
 from mooncake_store.errors import ConfigError
 from serving.simulator.cluster import Cluster, Plan
 from serving.simulator.hardware import known_hardware, read_hardware
-from serving.simulator.paper import compare
 from serving.traces.writing import rows_of, write_rows
 
 
@@ -138,15 +137,6 @@ def test_a_machine_of_ones_own_is_read_from_its_file(tmp_path):
     path.write_text(path.read_text().replace("kv_bytes = 327680", "kv_bytes = 0"))
     with pytest.raises(ConfigError, match="above 0"):
         read_hardware(path)
-
-
-def test_rows_of_the_paper_that_need_no_trace_are_met(capsys):
-    assert main(["simulate", "paper", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    verdicts = {row["name"].split()[0].rstrip(":"): row["verdict"] for row in rows}
-    assert verdicts["A0"] == verdicts["A1"] == "ok"
-    assert verdicts["A9"] == verdicts["A19"] == "not run"
-    assert [row.verdict for row in compare(None)] == [row["verdict"] for row in rows]
 
 
 def test_the_published_trace_takes_as_long_as_it_did_in_the_paper():
