@@ -192,7 +192,9 @@ class BlockingDriver:
             answer = outcome[at]
             if unreachable(answer):
                 outcome[at] = self._one(calls[at], step.until)
-            elif answer_lost(operation, answer) or self._silent(operation, answer, step.until):
+            elif answer_lost(operation, answer) or (
+                self._several and self._silent(operation, answer, step.until)
+            ):
                 again = shard, operation, once_more(operation, body)
                 outcome[at] = self._one(again, step.until)
             elif isinstance(answer, StoreError):
