@@ -4,7 +4,7 @@ A master that is started again is back within moments, mostly with all it held. 
 away ask again, after pauses drawn at random so that many clients do not come at once. A store that
 stays away costs a client RETURN_S once: then calls fail at once, until it is met again. One that
 was never met is not waited for, because its address may be wrong. Where several masters are named,
-another one takes over once it is sure that the first is gone, which is worth TAKEOVER_S.
+another one may be told to lead, which takes whoever tells it longer: TAKEOVER_S.
 
 No I/O, and no lock: threads may share it, and what one of them loses to another is a pause.
 """

@@ -10,7 +10,12 @@ from mooncake_store.errors import InvalidArgumentError
 from serving.cli.scenario import EPILOG, scenario
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
     from eviction import Trace
+    from serving.simulator.ablation import AblationRow
     from serving.simulator.cluster import Plan
     from serving.simulator.outcomes import Outcomes
 
@@ -33,7 +38,8 @@ SeedOption = Annotated[int, typer.Option(help="For what is drawn at random.")]
 PlacementOption = Annotated[
     str,
     typer.Option(
-        help="cache-centric, local-cache, least-loaded, random, round-robin, or module:Class."
+        help="cache-centric, considerate, local-cache, least-loaded, random, round-robin, or "
+        "module:Class."
     ),
 ]
 AdmissionOption = Annotated[
@@ -157,6 +163,11 @@ def _tell(trace: "Trace", outcomes: "Outcomes", plan: "Plan", as_json: bool) -> 
             "mooncake simulate ablation trace.jsonl --placement cache-centric,my_policies:Patient",
             "a policy of one's own beside Algorithm 1",
         ),
+        (
+            "mooncake simulate ablation trace.jsonl --disk 0,20000000 --hardware ./mine.toml"
+            " --csv runs.csv",
+            "with and without disks, for a spreadsheet",
+        ),
     )
 )
 def ablation(
@@ -171,26 +182,34 @@ def ablation(
     cache: Annotated[
         str, typer.Option(help="Tokens whose KV each prefill node keeps, a list.")
     ] = "3000000",
+    disk: Annotated[
+        str, typer.Option(help="And on a disk below that, as quick as the hardware says, a list.")
+    ] = "0",
     prefill: PrefillOption = 8,
     decode: DecodeOption = 0,
     speed: SpeedOption = 1.0,
     spread: SpreadOption = False,
     hardware: HardwareOption = "a800-llama3-70b",
     seed: SeedOption = 1,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a line for each run.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run every combination of some policies, and tell what each gains over the first.
 
-    Lists are separated by commas. Gains are over the first of each list, with the same cache.
+    Lists are separated by commas. Gains are over the first of each list, with the same cache. The
+    quickest combination of each cache and disk is named.
     """
     from mooncake_store.bench.harness import listed
-    from serving.simulator.ablation import AblationRow, compare
+    from serving.simulator.ablation import as_csv, best, compare
     from serving.simulator.cluster import Plan
     from serving.simulator.hardware import read_hardware
     from serving.traces import shape
 
     varied = {
         "cache_tokens": _numbers("--cache", cache, int),
+        "disk_tokens": _numbers("--disk", disk, int),
         "eviction": listed(eviction),
         "placement": listed(placement),
         "balancing": _numbers("--balancing", balancing, float),
@@ -204,14 +223,38 @@ def ablation(
             varied,
         )
     )
+    quickest = best(rows)
     emit(
-        {"rows": [row._asdict() for row in rows]},
+        {
+            "rows": [row._asdict() for row in rows],
+            "best": [row._asdict() for row in quickest],
+        },
         as_json=as_json,
-        human=lambda: table(
-            dict.fromkeys((name.replace("_", " ") for name in AblationRow._fields), "right"),
-            [tuple(map(_shown, row)) for row in rows],
-        ),
+        human=lambda: _compared(rows, quickest),
     )
+    if csv is not None:
+        csv.write_text(as_csv(rows), encoding="utf-8")
+
+
+def _compared(rows: "Sequence[AblationRow]", quickest: "Sequence[AblationRow]") -> "RenderableType":
+    """Runs as a table, and in words which are the best."""
+    from rich.console import Group
+    from rich.text import Text
+
+    first = rows[0]
+    base = f"{first.eviction}, {first.placement}, {first.balancing:g}"
+    named = []
+    for row in quickest:
+        disk = f" and {row.disk_tokens:,} on disk" if row.disk_tokens else ""
+        when = "sooner" if row.ttft_gain >= 0 else "later"
+        named.append(
+            f"Quickest with {row.cache_tokens:,} tokens in memory{disk}: {row.eviction}, "
+            f"{row.placement}, {row.balancing:g}. "
+            f"First tokens come {abs(row.ttft_gain):.1%} {when} than by {base}."
+        )
+    titles = (name.replace("_", " ") for name in first._fields)
+    runs = table(dict.fromkeys(titles, "right"), [tuple(map(_shown, row)) for row in rows])
+    return Group(runs, *map(Text, named))
 
 
 def _numbers(option: str, text: str, kind: type[T]) -> list[T]:

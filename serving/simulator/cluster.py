@@ -143,6 +143,14 @@ class Plan:
             )
         check_outages(self.outages, self.prefill, self.decode)
 
+    def check_on(self, hardware: Hardware) -> None:
+        """Raise InvalidArgumentError where it needs to know of machines what is not said."""
+        if self.disk_tokens and not hardware.disk_bytes_per_s:
+            raise InvalidArgumentError(
+                f"how quick disks are, on which {self.disk_tokens} tokens should lie, is not said",
+                advice="name hardware with disk_bytes_per_s in its file",
+            )
+
 
 @contextmanager
 def _as_argument() -> Iterator[None]:
@@ -178,11 +186,7 @@ class Cluster:
     """Runs one trace, once."""
 
     def __init__(self, plan: Plan, hardware: Hardware) -> None:
-        if plan.disk_tokens and not hardware.disk_bytes_per_s:
-            raise InvalidArgumentError(
-                f"how quick disks are, on which {plan.disk_tokens} tokens should lie, is not said",
-                advice="name hardware with disk_bytes_per_s in its file",
-            )
+        plan.check_on(hardware)
         self._plan = plan
         self._hardware = hardware
         self._timeline = timeline = Timeline()
