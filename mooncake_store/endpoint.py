@@ -1,7 +1,8 @@
 """What names a peer and what proves knowing it: addresses, hosts, store URLs, shared secrets.
 
 Secrets come by reference: a setting holds the path of a file, never the secret, so none ends up in
-a log or in `mooncake config show`. An address is `host:port`, with IPv6 in brackets.
+a log or in `mooncake config show`. An address is `host:port`, with IPv6 in brackets. Where a master
+is named there may be several, separated by commas: one of them leads, the others stand by.
 
 Not done here: name resolution and connecting. Everything is O(length of its text).
 """
@@ -25,6 +26,7 @@ __all__ = [
     "is_loopback",
     "read_secret",
     "split_address",
+    "split_addresses",
     "split_offload",
     "split_quota",
     "split_rail",
@@ -35,19 +37,20 @@ log = logging.getLogger(__name__)
 
 LOCAL = "mooncake://local"
 PORT_DEFAULT = 50051
+MASTERS_MAX = 16
 OFFLOADS = ("none", "evict", "write")
 SECRET_BYTES_MIN = 16
 SECRET_BYTES_MAX = 4096
 
-_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:/@\[\]]+)):([0-9]{1,5})", re.ASCII)
+_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:/@,\[\]]+)):([0-9]{1,5})", re.ASCII)
 _URL = re.compile(r"mooncake://([^/?#]+)(?:/([^?#]*))?", re.ASCII)
 
 
 class StoreUrl(NamedTuple):
-    """The parts of `mooncake://host:port/namespace`."""
+    """The parts of `mooncake://host:port,host:port/namespace`."""
 
-    host: str
-    port: int
+    masters: tuple[tuple[str, int], ...]
+    """Host and port of each address at which the master may be."""
     namespace: str
 
 
@@ -66,6 +69,26 @@ def split_address(address: str) -> tuple[str, int]:
     return found[1] or found[2], int(found[3])
 
 
+def split_addresses(addresses: str) -> tuple[tuple[str, int], ...]:
+    """Return host and port of each of `"host:port,host:port"`, in their order.
+
+    Raises:
+        ConfigError: one is none, as `split_address` says, one comes twice, or there are too many.
+    """
+    each = addresses.split(",")
+    if "" in map(str.strip, each) and len(each) > 1:
+        raise ConfigError(
+            f"{addresses!r} has nothing where an address should be; leave a comma out"
+        )
+    if len(each) > MASTERS_MAX:
+        raise ConfigError(f"{len(each)} addresses of a master are named; {MASTERS_MAX} is the most")
+    found = tuple(split_address(address) for address in each)
+    for at, place in enumerate(found):
+        if place in found[:at]:
+            raise ConfigError(f"{addresses!r} names {each[at]} more than once")
+    return found
+
+
 def split_rail(address: str) -> tuple[str, int]:
     """Return host and port of an address to listen on; port 0, any free one, where it has none.
 
@@ -79,7 +102,7 @@ def split_rail(address: str) -> tuple[str, int]:
 
 
 def split_url(url: str) -> StoreUrl:
-    """Return the parts of a store URL; port 50051 and namespace `default` may be left out.
+    """Return the parts of a store URL; ports 50051 and namespace `default` may be left out.
 
     Raises:
         ConfigError: it is no such URL, or it carries credentials, which it then does not repeat.
@@ -92,9 +115,12 @@ def split_url(url: str) -> StoreUrl:
             f"{url!r} is not a store URL; write mooncake://host:port/namespace "
             "such as 'mooncake://127.0.0.1:50051/default'"
         )
-    place = found[1] if _ADDRESS.fullmatch(found[1]) else f"{found[1]}:{PORT_DEFAULT}"
-    host, port = split_address(place)
-    return StoreUrl(host, port, (found[2] or "").strip("/") or "default")
+    masters = ",".join(map(_with_port, found[1].split(",")))
+    return StoreUrl(split_addresses(masters), (found[2] or "").strip("/") or "default")
+
+
+def _with_port(place: str) -> str:
+    return f"{place}:{PORT_DEFAULT}" if place and not _ADDRESS.fullmatch(place) else place
 
 
 def is_local(url: str) -> bool:

@@ -47,20 +47,23 @@ def status(
     if patience is not None and not wait:
         raise InvalidArgumentError("a duration says how long --wait waits", advice="say --wait")
     patience_s = parse_duration(patience or WAIT) if wait else 0.0
-    found = _look(time.monotonic() + patience_s)
-    emit(_value(found), as_json=as_json, human=lambda: _drawn(found))
+    master, found = _look(time.monotonic() + patience_s)
+    emit({"master": master} | _value(found), as_json=as_json, human=lambda: _drawn(master, found))
     return ExitCode.OK if found.ready else ExitCode.UNAVAILABLE
 
 
-def _look(until: float) -> ClusterStatus:
-    """The status once it is ready, or when the time is up; raises what the last look raised."""
+def _look(until: float) -> tuple[str, ClusterStatus]:
+    """The status once it is ready, or when the time is up, and which master told it.
+
+    Raises what the last look raised.
+    """
     while True:
         try:
             with connected() as store:
                 found = store.status()
                 while not found.ready and _rested(until):
                     found = store.status()
-                return found
+                return store.master, found
         except StoreError as error:
             if not error.retryable or not _rested(until):
                 raise
@@ -105,7 +108,7 @@ def _value(found: ClusterStatus) -> dict[str, Any]:
     }
 
 
-def _drawn(found: ClusterStatus) -> Any:
+def _drawn(master: str, found: ClusterStatus) -> Any:
     from rich.console import Group
     from rich.text import Text
 
@@ -117,7 +120,7 @@ def _drawn(found: ClusterStatus) -> Any:
     shards = "1 shard" if len(found.shards) == 1 else f"{len(found.shards)} shards"
     first = (
         f"{ready}; version {found.version}, {shards}, up "
-        f"{format_duration(round(found.uptime_ms / 1e3))}"
+        f"{format_duration(round(found.uptime_ms / 1e3))}, master at {master}"
     )
     columns = {
         "segment": "left",

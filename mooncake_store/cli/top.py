@@ -119,6 +119,7 @@ def _rates(
     }
     return {
         "url": store.config.url,
+        "master": store.master,
         "interval_s": passed_s,
         "shards": shards,
         "namespace": namespace,
@@ -172,7 +173,12 @@ def _drawn(value: dict[str, Any], width: int) -> Any:
     if absent:
         told.append(f"asked for, on absent workers: {_short(absent)} keys/s")
     shown = columns | wide if width >= WIDE else columns
-    return Group(printable(value["url"]), table(shown, rows), *told)
+    return Group(printable(value["url"]), *_led(value), table(shown, rows), *told)
+
+
+def _led(value: dict[str, Any]) -> list[str]:
+    """Which of several masters answers."""
+    return [f"master at {value['master']}"] if "," in value["url"] else []
 
 
 def _of_disks(shards: list[dict[str, Any]]) -> str:

@@ -31,14 +31,13 @@ def _lent(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _addressed(given: dict[str, Any]) -> dict[str, Any]:
-    """Take the address out of the URL of a store that `--master` may be."""
+    """Take the addresses out of the URL of a store that `--master` may be."""
     from mooncake_store.endpoint import split_url
+    from mooncake_store.masters import Masters
 
     if "://" not in given.get("master", ""):
         return given
-    found = split_url(given["master"])
-    host = f"[{found.host}]" if ":" in found.host else found.host
-    return given | {"master": f"{host}:{found.port}"}
+    return given | {"master": str(Masters(split_url(given["master"]).masters))}
 
 
 def _sentence(facts: dict[str, Any]) -> str:
@@ -97,7 +96,7 @@ def _told(found: "Found") -> str:
     WorkerConfig,
     whole=("segments", "files"),
     also={"master": "--url"},
-    master="The master: its address, or the URL of a store.",
+    master="The master: its address, or several, separated by commas, or the URL of a store.",
     segments="Size of a segment of memory, or file:PATH,SIZE.",
 )
 def worker(

@@ -12,6 +12,7 @@ with the deadline of the operation.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,6 +35,8 @@ from transfer_engine.outcome import BatchResult
 from transfer_engine.rpc.aio import AsyncConnection
 
 if TYPE_CHECKING:
+    from mooncake_store.masters import Search
+    from mooncake_store.wire.cluster import ClusterMap
     from transfer_engine.rpc.address import Address
     from transfer_engine.submission import Submission
     from transfer_engine.wire.registry import Operation, Registry
@@ -106,7 +109,11 @@ class AsyncDriver:
         self.core = setup.core
         self.core.inline_bytes_max = _INLINE_BYTES_MAX
         self.engine = setup.engine
-        self._cluster = _Peer(setup, setup.address(), CLUSTER_SERVICE)
+        self._masters = {
+            place: _Peer(setup, place, CLUSTER_SERVICE) for place in setup.masters.named
+        }
+        self._cluster = self._masters[setup.masters.leader]
+        self._several = setup.masters.several
         self._shards: list[_Peer] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self.closed = False
@@ -119,19 +126,36 @@ class AsyncDriver:
         for peer in self._shards:
             await peer.connect(until)
 
-    async def _refresh_map(self, until: float) -> bool:
-        """Ask for the map; return whether the shards are elsewhere than before."""
-        body = await self._one((CLUSTER, MAP, self.setup.map_request()), until)
-        if isinstance(body, StoreError):
-            raise body.again()
+    async def _refresh_map(self, until: float) -> None:
+        """Ask whoever leads for the map; have other peers where the shards are elsewhere."""
+        search: Search[ClusterMap] = self.setup.masters.search(until)
+        attempt = next(search)
+        while True:
+            try:
+                attempt = search.send(await self._ask_map(*attempt))
+            except StopIteration as end:
+                found: ClusterMap = end.value
+                break
+        self._cluster = self._masters[attempt.place]
         former = self._shards
-        addresses = self.setup.new_map(body, [peer.address for peer in former])
+        addresses = self.setup.new_map(found, [peer.address for peer in former])
         if addresses is None:
-            return False
+            return
         self._shards = [_Peer(self.setup, each, SHARD, at) for at, each in enumerate(addresses)]
         for peer in former:
             await peer.close()
-        return bool(former)
+
+    async def _ask_map(self, place: Address, timeout_s: float) -> ClusterMap | StoreError:
+        """Ask one master; once more where the connection was lost with the answer."""
+        until, repeated = time.monotonic() + timeout_s, False
+        while True:
+            try:
+                body = await self._masters[place].call(MAP, self.setup.map_request(), until)
+                return self.setup.read_map(body, place)
+            except StoreError as error:
+                if repeated or not answer_lost(MAP, error):
+                    return error.again()
+                repeated = True
 
     async def run(self, steps: Steps[T]) -> T:
         """Do what the steps ask for; return what they return."""
@@ -186,34 +210,58 @@ class AsyncDriver:
     async def _one(self, call: Call, until: float) -> Any:
         """One request; asked once more where that is safe, and while the store may come back."""
         shard, operation, body = call
-        repeated = False
+        repeated, silences, quiet = False, 0, until
         while True:
             peer = self._cluster if shard == CLUSTER else self._shards[shard]
+            if self._several:
+                quiet = self.setup.quiet_until((call,), until, silences)
             try:
-                return await peer.call(operation, body, until)
+                return await peer.call(operation, body, quiet)
             except StoreError as error:
                 if not repeated and answer_lost(operation, error):
                     repeated, body = True, once_more(operation, body)
-                elif not (unreachable(error) and await self._found_again(shard, peer, until)):
+                elif self.setup.silent(operation, error, until):
+                    silences, body = silences + 1, once_more(operation, body)
+                    limit = time.monotonic() + self.setup.config.connect_timeout_s
+                    with contextlib.suppress(StoreError):
+                        await self._refresh_map(min(until, limit))
+                elif not (unreachable(error) or self.setup.deposed(call, error)):
                     return failed(operation, error)
+                else:
+                    refusal = await self._find_again(call, peer, until, error)
+                    if refusal is not None:
+                        return refusal
 
-    async def _found_again(self, shard: int, peer: _Peer, until: float) -> bool:
-        """Whether a service that could not be reached is elsewhere, or may be there by now."""
-        if shard != CLUSTER:
+    async def _find_again(
+        self, call: Call, peer: _Peer, until: float, error: StoreError
+    ) -> StoreError | None:
+        """Find a service that could not be reached elsewhere, or wait until it may be there again.
+
+        Returns what the call fails with where neither can be.
+        """
+        shard, operation, _ = call
+        if shard != CLUSTER or self._several:
             try:
                 limit = time.monotonic() + self.setup.config.connect_timeout_s
-                # Another task may have met it meanwhile.
-                moved = self._shards[shard : shard + 1] != [peer]
-                if moved or await self._refresh_map(min(until, limit)):
-                    return shard < len(self._shards)
-            except StoreError as error:
-                if not isinstance(error, UnavailableError | PeerLostError):
-                    return False
+                if not self._moved(shard, peer):  # another task may have met it meanwhile
+                    await self._refresh_map(min(until, limit))
+                if self._moved(shard, peer):
+                    return None if shard < len(self._shards) else failed(operation, error)
+            except StoreError as refusal:
+                if self._several:
+                    error = refusal.again()  # which tells what all of them said
+                if not isinstance(refusal, UnavailableError | PeerLostError):
+                    return failed(operation, error)
         pause_s = self.setup.patience.pause_s(until)
-        if pause_s is None:
-            return False
-        await asyncio.sleep(pause_s)
-        return not self.closed
+        if pause_s is not None:
+            await asyncio.sleep(pause_s)
+        return failed(operation, error) if pause_s is None or self.closed else None
+
+    def _moved(self, shard: int, peer: _Peer) -> bool:
+        """Whether a service is reached through another peer by now."""
+        if shard == CLUSTER:
+            return self._cluster is not peer
+        return self._shards[shard : shard + 1] != [peer]
 
     # Transfers.
 
@@ -277,7 +325,7 @@ class AsyncDriver:
             return
         self.closed = True
         if self._loop is asyncio.get_running_loop():  # in another one connections cannot be closed
-            for peer in (*self._shards, self._cluster):
+            for peer in (*self._shards, *self._masters.values()):
                 await peer.close()
         self.core.directory.forget()
         await asyncio.get_running_loop().run_in_executor(None, self.engine.close)

@@ -3,8 +3,9 @@
 Calls to several shards are sent to all before an answer is awaited, each on a connection of its
 own from a pool; calls to one shard share a connection, so they arrive in order. A request that
 may be repeated is asked once more when its connection was lost; when a shard cannot be reached
-the map of the cluster is asked for again, and for a while also where nobody answers (`patience`).
-Transfers to several owners over the network run beside each other; everything else is copied here.
+the map of the cluster is asked for again, at each address of the master (`masters`), and for a
+while also where nobody answers (`patience`). Transfers to several owners over the network run
+beside each other; everything else is copied here.
 
 Threads share it; a forked child makes connections and an identity of its own. Every wait ends
 with the deadline of the operation.
@@ -12,6 +13,7 @@ with the deadline of the operation.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -35,7 +37,11 @@ from transfer_engine.outcome import BatchResult
 from transfer_engine.rpc.pool import BlockingPool
 
 if TYPE_CHECKING:
+    from mooncake_store.masters import Search
+    from mooncake_store.wire.cluster import ClusterMap
+    from transfer_engine.rpc.address import Address
     from transfer_engine.rpc.blocking import BlockingConnection
+    from transfer_engine.wire.registry import Operation
 
 __all__ = ["BlockingDriver"]
 
@@ -80,13 +86,18 @@ class BlockingDriver:
         self.engine = setup.engine
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._cluster = BlockingPool(
-            setup.address(),
-            CLUSTER_SERVICE,
-            connections_max=CONNECTIONS_MAX,
-            connect_s=setup.config.connect_timeout_s,
-            secret=setup.secret,
-        )
+        self._masters = {
+            place: BlockingPool(
+                place,
+                CLUSTER_SERVICE,
+                connections_max=CONNECTIONS_MAX,
+                connect_s=setup.config.connect_timeout_s,
+                secret=setup.secret,
+            )
+            for place in setup.masters.named
+        }
+        self._cluster = self._masters[setup.masters.leader]
+        self._several = setup.masters.several
         self._shards: list[_ShardPool] = []
         self._ending = threading.Event()
         self.closed = False
@@ -98,20 +109,38 @@ class BlockingDriver:
         for pool in self._shards:
             pool.release(pool.acquire(timeout_s=timeout_s))
 
-    def _refresh_map(self, until: float) -> bool:
-        """Ask for the map; return whether the shards are elsewhere than before."""
-        body = self._one((CLUSTER, MAP, self.setup.map_request()), until)
-        if isinstance(body, StoreError):
-            raise body.again()
+    def _refresh_map(self, until: float) -> None:
+        """Ask whoever leads for the map; have other pools where the shards are elsewhere."""
+        search: Search[ClusterMap] = self.setup.masters.search(until)
+        attempt = next(search)
+        while True:
+            try:
+                attempt = search.send(self._ask_map(*attempt))
+            except StopIteration as end:
+                found: ClusterMap = end.value
+                break
         with self._lock:
+            self._cluster = self._masters[attempt.place]
             former = self._shards
-            addresses = self.setup.new_map(body, [pool.address for pool in former])
+            addresses = self.setup.new_map(found, [pool.address for pool in former])
             if addresses is None:
-                return False
+                return
             self._shards = [_ShardPool(self.setup, *each) for each in enumerate(addresses)]
         for pool in former:
             pool.close()
-        return bool(former)
+
+    def _ask_map(self, place: Address, timeout_s: float) -> ClusterMap | StoreError:
+        """Ask one master; once more where the connection was lost with the answer."""
+        until, repeated = time.monotonic() + timeout_s, False
+        while True:
+            try:
+                pool, request = self._masters[place], self.setup.map_request()
+                body = pool.call(MAP, request, timeout_s=until - time.monotonic())
+                return self.setup.read_map(body, place)
+            except StoreError as error:
+                if repeated or not answer_lost(MAP, error):
+                    return error.again()
+                repeated = True
 
     def run(self, steps: Steps[T]) -> T:
         """Do what the steps ask for; return what they return."""
@@ -153,8 +182,9 @@ class BlockingDriver:
         try:
             for shard, positions in together.items():
                 self._send(shard, positions, step, outcome, taken)
+            quiet = self.setup.quiet_until(calls, step.until) if self._several else step.until
             for _, connection, sent in taken:
-                self._receive(connection, sent, step.until, outcome)
+                self._receive(connection, sent, quiet, outcome)
         finally:
             for pool, connection, _ in taken:
                 pool.release(connection)
@@ -162,7 +192,9 @@ class BlockingDriver:
             answer = outcome[at]
             if unreachable(answer):
                 outcome[at] = self._one(calls[at], step.until)
-            elif answer_lost(operation, answer):
+            elif answer_lost(operation, answer) or (
+                self._several and self._silent(operation, answer, step.until)
+            ):
                 again = shard, operation, once_more(operation, body)
                 outcome[at] = self._one(again, step.until)
             elif isinstance(answer, StoreError):
@@ -214,31 +246,64 @@ class BlockingDriver:
     def _one(self, call: Call, until: float) -> Any:
         """One request; asked once more where that is safe, and while the store may come back."""
         shard, operation, body = call
-        repeated = False
+        repeated, silences, quiet = False, 0, until
         while True:
             pool = self._shards[shard] if shard != CLUSTER else self._cluster
+            if self._several:
+                quiet = self.setup.quiet_until((call,), until, silences)
             try:
-                return pool.call(operation, body, timeout_s=until - time.monotonic())
+                return pool.call(operation, body, timeout_s=quiet - time.monotonic())
             except StoreError as error:
                 if not repeated and answer_lost(operation, error):
                     repeated, body = True, once_more(operation, body)
-                elif not (unreachable(error) and self._found_again(shard, pool, until)):
+                elif self._silent(operation, error, until):
+                    silences, body = silences + 1, once_more(operation, body)
+                elif not (unreachable(error) or self.setup.deposed(call, error)):
                     return failed(operation, error)
+                else:
+                    refusal = self._find_again(call, pool, until, error)
+                    if refusal is not None:
+                        return refusal
 
-    def _found_again(self, shard: int, pool: BlockingPool, until: float) -> bool:
-        """Whether a service that could not be reached is elsewhere, or may be there by now."""
-        if shard != CLUSTER:
+    def _find_again(
+        self, call: Call, pool: BlockingPool, until: float, error: StoreError
+    ) -> StoreError | None:
+        """Find a service that could not be reached elsewhere, or wait until it may be there again.
+
+        Returns what the call fails with where neither can be.
+        """
+        shard, operation, _ = call
+        if shard != CLUSTER or self._several:
             try:
                 limit = time.monotonic() + self.setup.config.connect_timeout_s
-                # Another thread may have met it meanwhile.
-                moved = self._shards[shard : shard + 1] != [pool]
-                if moved or self._refresh_map(min(until, limit)):
-                    return shard < len(self._shards)
-            except StoreError as error:
-                if not isinstance(error, UnavailableError | PeerLostError):
-                    return False
+                if not self._moved(shard, pool):  # another thread may have met it meanwhile
+                    self._refresh_map(min(until, limit))
+                if self._moved(shard, pool):
+                    return None if shard < len(self._shards) else failed(operation, error)
+            except StoreError as refusal:
+                if self._several:
+                    error = refusal.again()  # which tells what all of them said
+                if not isinstance(refusal, UnavailableError | PeerLostError):
+                    return failed(operation, error)
         pause_s = self.setup.patience.pause_s(until)
-        return pause_s is not None and not self._ending.wait(pause_s)
+        if pause_s is None or self._ending.wait(pause_s):
+            return failed(operation, error)
+        return None
+
+    def _silent(self, operation: Operation[Any, Any], outcome: object, until: float) -> bool:
+        """Whether nothing was answered, and the same is to be asked again of whoever leads now."""
+        if not self.setup.silent(operation, outcome, until):
+            return False
+        limit = time.monotonic() + self.setup.config.connect_timeout_s
+        with contextlib.suppress(StoreError):
+            self._refresh_map(min(until, limit))
+        return True
+
+    def _moved(self, shard: int, pool: BlockingPool) -> bool:
+        """Whether a service is reached through another pool by now."""
+        if shard == CLUSTER:
+            return self._cluster is not pool
+        return self._shards[shard : shard + 1] != [pool]
 
     # Transfers.
 
@@ -329,7 +394,7 @@ class BlockingDriver:
             return
         self.closed = True
         self._ending.set()
-        for pool in (*self._shards, self._cluster):
+        for pool in (*self._shards, *self._masters.values()):
             pool.close()
         self.core.directory.forget()
         self.engine.close()

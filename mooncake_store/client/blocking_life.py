@@ -47,6 +47,11 @@ class Life:
         """How the keys of this namespace become digests, as the master said."""
         return self._core.identity
 
+    @property
+    def master(self) -> str:
+        """The address of the master that answered last: of several, the one that leads."""
+        return str(self._setup.masters.leader)
+
     def _farewell(self) -> Steps[None]:
         """What this client leased is not kept from others until the leases end."""
         return self._listing.give_leases_back(time.monotonic() + FAREWELL_S)

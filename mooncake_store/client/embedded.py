@@ -43,7 +43,7 @@ def start_cluster(setup: Setup, settings: Mapping[str, Any]) -> tuple[LocalClust
 def start_worker(setup: Setup) -> Worker:
     """Lend memory of this process to the pool the client is connected to."""
     overrides = {
-        "master": str(setup.address()),
+        "master": str(setup.masters),
         "segments": str(setup.config.segment_bytes),
         "overcommit": setup.config.overcommit,
         "secret_file": setup.config.secret_file or None,

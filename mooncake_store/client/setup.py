@@ -15,23 +15,31 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_store.client.core import Core
 from mooncake_store.client.patience import Patience
+from mooncake_store.client.steps import CLUSTER
 from mooncake_store.config.settings import load_client
 from mooncake_store.endpoint import host_name, read_secret, split_url
 from mooncake_store.errors import (
+    ConfigError,
     PeerLostError,
     RemoteProtocolError,
     StoreError,
+    TransferTimeoutError,
     UnavailableError,
 )
 from mooncake_store.identity import identity_of
+from mooncake_store.masters import Masters
 from mooncake_store.units import MILLISECOND_NS
-from mooncake_store.wire.cluster import MAP, MapRequest
-from mooncake_store.wire.shard import OPEN, SHARD, TTL_DEFAULT, OpenClient, Opened
+from mooncake_store.wire.cluster import MAP, ClusterMap, MapRequest
+from mooncake_store.wire.shard import EVENTS, OPEN, SHARD, TTL_DEFAULT, OpenClient, Opened
 from transfer_engine.engine import TransferEngine
 from transfer_engine.rpc.address import Address
 from transfer_engine.wire.handshake import Identity
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mooncake_store.client.steps import Call
+    from transfer_engine.wire.frame import Body
     from transfer_engine.wire.registry import Operation
 
 __all__ = ["Setup", "answer_lost", "failed", "load_kernels"]
@@ -94,7 +102,8 @@ class Setup:
         load_kernels()
         self.config = load_client(url, settings)
         self.secret = read_secret(self.config.secret_file) if self.config.secret_file else None
-        self.namespace = split_url(self.config.url).namespace
+        places, self.namespace = split_url(self.config.url)
+        self.masters = Masters(places)
         self.engine = TransferEngine(
             transports=self.config.transports,
             secret=self.secret,
@@ -102,7 +111,7 @@ class Setup:
         )
         self.core = Core(self.config, self.namespace, self.engine)
         self.run = Run()
-        self.patience = Patience()
+        self.patience = Patience(several=self.masters.several)
         self._cluster = ""
         self._named: tuple[str, bytes] | None = None
         self._life: int | None = None
@@ -111,11 +120,6 @@ class Setup:
     def shard_identity(self) -> Identity:
         """How connections to shards introduce themselves: to those of this cluster only."""
         return Identity(SHARD.service, role="client", cluster=self._cluster)
-
-    def address(self) -> Address:
-        """Where the cluster service is."""
-        parts = split_url(self.config.url)
-        return Address(parts.host, parts.port)
 
     def map_request(self) -> bytes:
         """The request for the map of the cluster."""
@@ -144,14 +148,55 @@ class Setup:
             self.core.lease_ns = opened.lease_ttl_ms * MILLISECOND_NS
         return opened
 
-    def new_map(self, body: bytes, former: list[Address]) -> list[Address] | None:
+    def quiet_until(self, calls: Sequence[Call], until: float, silences: int = 0) -> float:
+        """Until when answers are waited for before it is asked whether another master leads.
+
+        A host that is gone closes no connection. Each silence, `silences` so far, lasts twice as
+        long as the one before: whoever is busy is not asked the same again and again.
+        """
+        quiet = time.monotonic() + self.config.connect_timeout_s * float(2**silences)
+        for _, operation, body in calls:
+            if operation.name not in IDEMPOTENT:
+                return until
+            if operation is EVENTS:
+                wait_ms: int = EVENTS.request.unpack(body).wait_ms
+                quiet += wait_ms * 1e-3
+        return min(quiet, until)
+
+    def silent(self, operation: Operation[Any, Any], outcome: object, until: float) -> bool:
+        """Whether that is what a call failed with, and it may go to another master."""
+        return (
+            self.masters.several
+            and type(outcome) is TransferTimeoutError
+            and IDEMPOTENT.issuperset((operation.name, outcome.operation))
+            and time.monotonic() < until
+        )
+
+    def deposed(self, call: Call, error: StoreError) -> bool:
+        """Whether a master refused because another one may lead by now, to which the same goes."""
+        shard, operation, _ = call
+        lost = shard == CLUSTER and isinstance(error, UnavailableError)
+        return lost and self.masters.several and operation.name in IDEMPOTENT
+
+    def read_map(self, body: Body, place: Address) -> ClusterMap:
+        """Read the map that a master answers with; raises where it cannot be the one to follow."""
+        found: ClusterMap = MAP.reply.unpack(body)
+        if not found.shards:
+            raise RemoteProtocolError("the cluster has no shards", peer=str(place))
+        if self.masters.several and self._cluster not in ("", found.cluster):
+            raise ConfigError(
+                f"this is a master of cluster {found.cluster}, and this client's is "
+                f"{self._cluster}",
+                peer=str(place),
+                advice="name the masters of one pool, or make another client",
+            )
+        return found
+
+    def new_map(self, found: ClusterMap, former: list[Address]) -> list[Address] | None:
         """Where the shards are by a map of the cluster; None if these are those that were there.
 
         What is known of the contents is forgotten when these are others.
         """
-        found = MAP.reply.unpack(body)
-        if not found.shards:
-            raise RemoteProtocolError("the cluster has no shards", peer=str(self.address()))
         named = found.identity, found.secret
         if named != self._named:  # else it stays the same object, which is what is compared
             self.core.identity = identity_of(*named, self.namespace)

@@ -102,10 +102,19 @@ class Wanted:
 
 def connect(wanted: Wanted) -> Client:
     """Return a client of the store; raises what keeps it from connecting."""
-    address = wanted.master.removeprefix("http://")
-    if ":" not in address:
-        address += ":50051"
-    return Client(f"mooncake://{address}/{wanted.tenant_id}")
+    return Client(f"mooncake://{_places(wanted.master)}/{wanted.tenant_id}")
+
+
+def _places(master: str) -> str:
+    """The addresses of a master, or of several, between which the original writes semicolons."""
+    places = master.removeprefix("http://").replace(";", ",")
+    if "://" in places:
+        raise ConfigError(
+            f"{master!r} names a service that knows where the master is, which this store does "
+            "not ask",
+            advice="name the masters themselves, such as host1:50051,host2:50051",
+        )
+    return places
 
 
 def lend(wanted: Wanted, client: Client) -> tuple[Worker | None, str]:
@@ -158,12 +167,12 @@ def _start(client: Client, name: str, host: str, port: int, **lent: Any) -> Work
     """Start a worker that listens there and lends this."""
     from mooncake_store.worker.worker import Worker
 
-    master = client._driver.setup.address()
-    on_loopback = is_loopback(master.host) or is_loopback(host)
+    masters = client._driver.setup.masters
+    on_loopback = is_loopback(host) or all(is_loopback(each.host) for each in masters.named)
     settings = load(
         WorkerConfig,
         overrides={
-            "master": str(master),
+            "master": str(masters),
             "name": name,
             "host": "127.0.0.1" if on_loopback else host,
             "port": port,

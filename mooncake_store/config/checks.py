@@ -53,7 +53,7 @@ def check_address(
     table: str,
     name: str,
     address: str,
-    split: Callable[[str], tuple[str, int]] = split_address,
+    split: Callable[[str], object] = split_address,
 ) -> None:
     """Refuse what `split` says is no address."""
     try:

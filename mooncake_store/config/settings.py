@@ -45,9 +45,8 @@ from mooncake_store.config.loading import (
     rows,
 )
 from mooncake_store.config.setting import Contradiction, Setting, Settings, settings_of
-from mooncake_store.endpoint import split_url
+from mooncake_store.endpoint import split_addresses, split_url
 from mooncake_store.units import GIB, HOUR_NS, MIB, MINUTE_NS, SECOND_NS, VALUE_MAX
-from transfer_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     import os
@@ -350,7 +349,9 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
 
     table: ClassVar[str] = "worker"
 
-    master: Annotated[str, Meta(description="Address of the master.")] = "127.0.0.1:50051"
+    master: Annotated[
+        str, Meta(description="Address of the master; several, separated by commas: any may lead.")
+    ] = "127.0.0.1:50051"
     name: Annotated[
         str,
         Meta(
@@ -434,7 +435,7 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
         Raises:
             Contradiction: the first such setting.
         """
-        check_address(self.table, "master", self.master)
+        check_address(self.table, "master", self.master, split_addresses)
         if not self.files:
             check_list(self.table, "segments", self.segments_bytes, distinct=False)
         for name, items in (("files", self.files), ("rails", self.rails)):
@@ -464,7 +465,9 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
     url: Annotated[
         str,
         Meta(
-            description="The store: mooncake://host:port/namespace.", extra={"general": ("", "url")}
+            description="The store: mooncake://host:port/namespace; several host:port, separated "
+            "by commas, where any of these masters may lead.",
+            extra={"general": ("", "url")},
         ),
     ] = "mooncake://127.0.0.1:50051/default"
     secret_file: SecretFile = ""
@@ -535,10 +538,7 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
         Raises:
             Contradiction: the first such setting.
         """
-        try:
-            split_url(self.url)
-        except ConfigError as error:
-            raise Contradiction(f"client.url: {error.what}", "url") from None
+        check_address(self.table, "url", self.url, split_url)
         if 0 < self.segment_bytes < MIB:
             raise Contradiction("client.segment must be 0 or at least 1MiB", "segment")
         check_kept_pool(self.table, self.state, self.url)

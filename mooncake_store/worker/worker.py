@@ -45,7 +45,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.endpoint import host_name, split_address, split_rail
+from mooncake_store.endpoint import host_name, split_addresses, split_rail
 from mooncake_store.program.children import START_S
 from mooncake_store.program.logs import StateLog
 from mooncake_store.program.orderly_exit import end_at_exit, ended
@@ -55,6 +55,7 @@ from mooncake_store.worker.capacity import check_room
 from mooncake_store.worker.cold_hauler import ColdHauler
 from mooncake_store.worker.copier import Copier
 from mooncake_store.worker.hauler import Hauler
+from mooncake_store.worker.master_link import CALL_S, MasterLink
 from mooncake_store.worker.segments import WorkerSegments, tier_of
 from transfer_engine.errors import (
     ConfigError,
@@ -85,7 +86,6 @@ __all__ = ["Worker", "host_name"]
 
 log = logging.getLogger(__name__)
 
-CALL_S = 5.0
 RETRY_S = 0.1
 RETURN_S = 10.0
 """For how long a master that was there is asked often whether it is there again."""
@@ -126,12 +126,11 @@ class Worker:
         self._disowned = 0  # the run in which the memory was mounted that this was made instead of
         self._mounted = 0  # the epoch of the master at which all is mounted
         self._map: wire.ClusterMap | None = None
-        self._cluster: BlockingConnection | None = None
+        self._link = MasterLink(config.master, secret)
         self._copier: Copier | None = None
         self._haulers: tuple[Hauler, ...] = ()
         # While mounted: who hauls, and for whom.
         self._hauls: tuple[tuple[Hauler, ...], wire.ClusterMap, tuple[int, ...]] | None = None
-        self._lock = threading.Lock()  # one user of the cluster connection at a time
         self._mounting = threading.Lock()  # held by the work thread while it mounts again
         self._leaving = False
         self._stopping = threading.Event()
@@ -271,19 +270,12 @@ class Worker:
             except _OUT_OF_REACH as error:
                 self._states.change(f"master {self.config.master}", "unreachable", error.what)
                 left_s = started + timeout_s - time.monotonic()
-                if left_s <= RETRY_S and self._master_is_starting():
+                if left_s <= RETRY_S and self._link.starting():
                     left_s += START_S
                 if left_s <= RETRY_S or self._stopping.wait(RETRY_S):
                     raise
             else:
                 return
-
-    def _master_is_starting(self) -> bool:
-        try:
-            status: wire.ClusterStatus = self._call(wire.STATUS, wire.StatusRequest())
-        except StoreError:
-            return False
-        return not status.version  # it knows nothing of its cluster yet
 
     def _mount(self) -> None:
         found, known = self._ask_map(), self._map
@@ -320,7 +312,7 @@ class Worker:
         self.numbers, self._disowned, self._mounted = mounted.numbers, 0, found.epoch
         self._away_since = None
         self._hauls = self._haulers, found, mounted.numbers
-        self._states.change(f"master {self.config.master}", "mounted")
+        self._states.change(f"master {self.config.master}", "mounted", self._which)
 
     def stop(self, *, drain_s: float = 0.0, leases_s: float = LEASES_S) -> None:
         """Take the segments back and end, but for files and devices of a worker with a name.
@@ -398,9 +390,9 @@ class Worker:
         if self._server is not None:
             self._server.close()
         self._lent.close()
-        for connection in (self._cluster, self._pulse):
-            if connection is not None:
-                connection.close()
+        self._link.close()
+        if self._pulse is not None:
+            self._pulse.close()
 
     def __enter__(self) -> Worker:
         self.start()
@@ -416,38 +408,19 @@ class Worker:
 
     # -- the master
 
-    def _call(
-        self,
-        operation: Operation[Any, Any],
-        request: Any,
-        *,
-        timeout_s: float = CALL_S,
-        alone: bool = False,
-    ) -> Any:
-        """Ask the cluster service; `alone` uses a connection of its own, for what takes long."""
-        if alone:
-            with self._connect(self.config.master, wire.CLUSTER) as connection:
-                body = connection.call(
-                    operation, operation.request.pack(request), timeout_s=timeout_s
-                )
-            return operation.reply.unpack(body)
-        with self._lock:
-            if self._cluster is not None and not self._cluster.closed and self._cluster.stale():
-                self._cluster.close()
-            if self._cluster is None or self._cluster.closed:
-                self._cluster = self._connect(self.config.master, wire.CLUSTER)
-            body = self._cluster.call(
-                operation, operation.request.pack(request), timeout_s=timeout_s
-            )
-        return operation.reply.unpack(body)
+    def _call(self, operation: Operation[Any, Any], request: Any, **options: Any) -> Any:
+        return self._link.call(operation, request, **options)
 
     def _describe(self, numbers: tuple[int, ...]) -> tuple[wire.SegmentEntry, ...]:
         """Ask the master how to reach segments; those that are gone are left out."""
         reply: wire.SegmentsReply = self._call(wire.SEGMENTS, wire.SegmentsRequest(numbers))
         return reply.segments
 
-    def _connect(self, address: str, registry: Any) -> BlockingConnection:
-        return BlockingConnection.connect(address, registry, secret=self._secret, timeout_s=CALL_S)
+    @property
+    def _which(self) -> str:
+        """Say for the log which of several masters leads."""
+        masters = self._link.masters
+        return f"at {masters.leader}" if masters.several else ""
 
     @property
     def _interval_s(self) -> float:
@@ -483,10 +456,15 @@ class Worker:
         """The connection stays open, so that the master sees it close when this process ends."""
         assert self._map is not None
         body = wire.PING.request.pack(wire.Ping(self.uuid, self.epoch, self._lent.faults()))
+        place, timeout_s = self._map.liveness, max(1.0, self._interval_s)
         try:
+            if self._pulse is not None and self._pulse.peer != place:
+                self._pulse.close()  # another master leads by now
             if self._pulse is None or self._pulse.closed:
-                self._pulse = self._connect(self._map.liveness, wire.LIVENESS)
-            reply = self._pulse.call(wire.PING, body, timeout_s=max(1.0, self._interval_s))
+                self._pulse = BlockingConnection.connect(
+                    place, wire.LIVENESS, secret=self._secret, timeout_s=timeout_s
+                )
+            reply = self._pulse.call(wire.PING, body, timeout_s=timeout_s)
             pong = wire.PING.reply.unpack(reply)
         except StoreError as error:
             self._failed(error)
@@ -494,7 +472,7 @@ class Worker:
             self._ask_to_mount()
             return
         if pong.known and pong.master_epoch == self._mounted:
-            self._states.change(f"master {self.config.master}", "mounted")
+            self._states.change(f"master {self.config.master}", "mounted", self._which)
         else:
             self._ask_to_mount()
 
@@ -553,15 +531,17 @@ class Worker:
 
 def _towards(master: str) -> str:
     """Return the address of this machine on the way to the master; sends nothing."""
-    host, port = split_address(master)
-    try:
-        family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with contextlib.closing(socket.socket(family, kind)) as probe:
-            probe.connect(target)
-            name: str = probe.getsockname()[0]
-            return name
-    except OSError as error:
-        raise ConfigError(
-            f"cannot tell which address of this machine leads to the master {master}: {error}",
-            advice="set worker.host to the address that others can reach",
-        ) from error
+    failure = OSError("nothing was tried")
+    for host, port in split_addresses(master):
+        try:
+            family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+            with contextlib.closing(socket.socket(family, kind)) as probe:
+                probe.connect(target)
+                name: str = probe.getsockname()[0]
+                return name
+        except OSError as error:
+            failure = error
+    raise ConfigError(
+        f"cannot tell which address of this machine leads to the master {master}: {failure}",
+        advice="set worker.host to the address that others can reach",
+    ) from failure

@@ -186,6 +186,7 @@ def test_every_command_takes_a_store_by_url_and_by_address(name):
         ("10.0.0.5:50051", "mooncake://10.0.0.5:50051/default"),
         ("mooncake://10.0.0.5/team", "mooncake://10.0.0.5:50051/team"),
         ("[::1]:1", "mooncake://[::1]:1/default"),
+        ("10.0.0.5:1,10.0.0.6:2", "mooncake://10.0.0.5:1,10.0.0.6:2/default"),
         ("host", "mooncake://host:50051/default"),
     ],
 )

@@ -108,6 +108,16 @@ def test_lists_take_an_option_for_each_item_or_commas(started):
     assert settings.files == ("/a,b:1GiB",)
 
 
+def test_a_worker_is_told_several_masters_as_addresses_or_a_url(started, monkeypatch, capsys):
+    masters = "10.0.0.5:50051,[::1]:7"
+    assert started("worker", "--master", masters).master == masters
+    assert started("worker", "--url", "mooncake://10.0.0.5,[::1]:7/ns").master == masters
+    monkeypatch.setenv("MOONCAKE_WORKER_MASTER", masters)
+    assert started("worker").master == masters
+    started("worker", "--master", "10.0.0.5:1,10.0.0.5:1", code=3)
+    assert "worker.master: '10.0.0.5:1,10.0.0.5:1' names 10.0.0.5:1 more" in capsys.readouterr().err
+
+
 def test_the_refusal_of_an_option_names_every_way_to_set_it(started, capsys):
     started("master", "--put-discard", "30", code=3)
     said = capsys.readouterr().err

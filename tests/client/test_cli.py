@@ -138,9 +138,11 @@ def test_stat_and_exists(mooncake):
     assert (code, json.loads(out)) == (5, {"exists": {"key": True, "missing": False}})
 
 
-def test_status_and_top(mooncake):
+def test_status_and_top(mooncake, url):
     out = mooncake("status")[1]
     assert out.startswith("ready; version")
+    master = url.split("/")[2]
+    assert out.splitlines()[0].endswith(f", master at {master}")
     assert "worker-0" in out
     found = json.loads(mooncake("status", "--json")[1])
     assert found["ready"]
@@ -150,6 +152,7 @@ def test_status_and_top(mooncake):
     assert "keys/s" in out
     assert re.search(r"^namespace test-\d+: 1 objects, 5B$", out, re.MULTILINE)
     found = json.loads(mooncake("top", "--json", "--interval", "0.1")[1])
+    assert found["master"] == master
     assert len(found["shards"]) == 1
     assert found["shards"][0]["requests_per_s"] >= 0
     assert found["shards"][0]["hit_rate"] is None  # nobody asked for anything meanwhile

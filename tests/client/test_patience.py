@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from mooncake_store.client import patience as module
-from mooncake_store.client.patience import RETURN_S, Patience, unreachable
+from mooncake_store.client.patience import RETURN_S, TAKEOVER_S, Patience, unreachable
 from mooncake_store.errors import NotFoundError, PeerLostError, UnavailableError
 
 FAR = float("inf")
@@ -23,15 +23,18 @@ def test_a_store_that_was_never_met_is_not_waited_for(clock):
     assert Patience().pause_s(FAR) is None
 
 
-def test_one_that_was_met_is_waited_for_a_while_and_then_not_before_it_was_met_again(clock):
-    patience = Patience()
+@pytest.mark.parametrize(("several", "limit_s"), [(False, RETURN_S), (True, TAKEOVER_S)])
+def test_one_that_was_met_is_waited_for_a_while_and_then_not_before_it_was_met_again(
+    clock, several, limit_s
+):
+    patience = Patience(several=several)
     for _ in range(2):
         patience.met()
         began, pauses = clock.now, []
         while (pause_s := patience.pause_s(FAR)) is not None:
             pauses.append(pause_s)
             clock.now += pause_s
-        assert RETURN_S / 2 < clock.now - began < RETURN_S
+        assert limit_s / 2 < clock.now - began < limit_s
         assert len(set(pauses)) > 1  # or all clients would come at the same time
         clock.now += 3600
         assert patience.pause_s(FAR) is None

@@ -71,6 +71,28 @@ def test_unknown_arguments_are_type_errors(master):
         store.setup(*positional, session_ids=1)
 
 
+@pytest.mark.parametrize("between", [";", ","])
+def test_the_one_that_leads_of_several_masters_is_found(master, free_port, between):
+    """Between addresses the original writes semicolons."""
+    store = MooncakeDistributedStore()
+    masters = f"127.0.0.1:{free_port}{between}{master}"
+    given = {"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE"}
+    sizes = {"global_segment_size": 4 * MIB, "local_buffer_size": MIB}
+    try:
+        assert store.setup(given | sizes | {"master_server_address": masters}) == 0
+        assert store.put("key", b"value") == 0
+        assert store.get("key") == b"value"
+    finally:
+        store.close()
+
+
+def test_a_service_that_knows_the_master_is_not_asked(caplog):
+    given = {"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE"}
+    entry = "etcd://10.0.0.1:2379;10.0.0.2:2379"
+    assert MooncakeDistributedStore().setup(given | {"master_server_addr": entry}) < 0
+    assert "name the masters themselves, such as host1:50051,host2:50051" in caplog.text
+
+
 def test_no_master_is_a_number(free_port):
     store = MooncakeDistributedStore()
     address = f"127.0.0.1:{free_port}"

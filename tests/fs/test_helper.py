@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -82,18 +83,21 @@ def test_a_failed_mount_is_told_with_the_number_of_mount(tmp_path, free_port):
 
 
 @fuse
-def test_the_calls_of_mount_mount(url, fs, tmp_path):
+def test_the_calls_of_mount_mount(url, fs, tmp_path, free_port):
     pytest.importorskip("mfusepy", reason="the fuse extra is not installed")
     fs.pipe_file("file", b"content")
     fake = helper(url, str(tmp_path), "-f", "-n", "-v", "-o", "rw")
     assert fake.returncode == 0, fake.stderr
     assert not os.path.ismount(tmp_path)
     try:
+        # Of two masters, the second of which would be another one's to take over.
+        url = url.replace("/default", f",127.0.0.1:{free_port}/default")
         done = helper(
             url, str(tmp_path), "-v", "-o", "ro,_netdev,part_size=64KiB", "-t", "mooncake"
         )
         assert done.returncode == 0, done.stderr
         assert "is mounted" in done.stdout
+        assert f"\n{url} {tmp_path} " in Path("/proc/mounts").read_text(encoding="utf-8")
         assert (tmp_path / "file").read_bytes() == b"content"
         with pytest.raises(OSError, match="Read-only"):
             (tmp_path / "new").write_bytes(b"x")

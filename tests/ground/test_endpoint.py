@@ -5,7 +5,13 @@ import re
 
 import pytest
 
-from mooncake_store.endpoint import read_secret, split_address, split_quota, split_url
+from mooncake_store.endpoint import (
+    read_secret,
+    split_address,
+    split_addresses,
+    split_quota,
+    split_url,
+)
 from mooncake_store.errors import ConfigError
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -42,15 +48,48 @@ def test_what_is_no_address_is_refused_with_examples(address):
 @pytest.mark.parametrize(
     ("url", "parts"),
     [
-        ("mooncake://h:7/ns", ("h", 7, "ns")),
-        ("mooncake://h/ns", ("h", 50051, "ns")),
-        ("mooncake://h", ("h", 50051, "default")),
-        ("mooncake://[::1]:7/", ("::1", 7, "default")),
-        ("mooncake://[::1]/a/b", ("::1", 50051, "a/b")),
+        ("mooncake://h:7/ns", ((("h", 7),), "ns")),
+        ("mooncake://h/ns", ((("h", 50051),), "ns")),
+        ("mooncake://h", ((("h", 50051),), "default")),
+        ("mooncake://[::1]:7/", ((("::1", 7),), "default")),
+        ("mooncake://[::1]/a/b", ((("::1", 50051),), "a/b")),
+        (
+            "mooncake://h:7,i,[::1]:9,[::2]/ns",
+            ((("h", 7), ("i", 50051), ("::1", 9), ("::2", 50051)), "ns"),
+        ),
     ],
 )
 def test_a_store_url_has_defaults_for_port_and_namespace(url, parts):
     assert split_url(url) == parts
+
+
+@pytest.mark.parametrize(
+    ("addresses", "said"),
+    [
+        ("h:1,", "'h:1,' has nothing where an address should be; leave a comma out"),
+        (",h:1", "has nothing where an address should be"),
+        ("h:1, ,i:1", "has nothing where an address should be"),
+        ("h:1,i:1,h:1", "'h:1,i:1,h:1' names h:1 more than once"),
+        ("h:1,i", "'i' is not an address; write host:port"),
+        ("h:1, i:1", "' i:1' is not an address; write host:port"),
+        (",".join(f"h:{port}" for port in range(1, 18)), "17 addresses of a master are named; 16"),
+    ],
+)
+def test_several_addresses_are_distinct_and_not_too_many(addresses, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        split_addresses(addresses)
+    with pytest.raises(ConfigError, match="is not an address"):
+        split_address("h:1,i:2")
+
+
+def test_as_many_addresses_as_may_be_are_split_in_their_order():
+    addresses = [f"h:{port}" for port in range(1, 17)]
+    assert split_addresses(",".join(addresses)) == tuple(map(split_address, addresses))
+
+
+def test_a_url_that_names_one_address_twice_is_refused():
+    with pytest.raises(ConfigError, match="names h:50051 more than once"):
+        split_url("mooncake://h,h:50051/ns")
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,16 @@ class Pool:
         folder = self.state("standby")
         self.run("standby", "standby", "--of", leader, "--port", 0, "--state", folder, *options)
 
-    def lend(self, master: str = "leader") -> None:
+    def lend(self, *masters: str) -> None:
         """Start the worker, or let a run of it that was killed go on with another master."""
         self.run(
             "worker", "worker", "--name", self.worker, "--segment", "64MiB",
-            "--master", self.addresses[master],
+            "--master", self.named(*masters),
         )  # fmt: skip
+
+    def named(self, *masters: str) -> str:
+        """The addresses of these, or of the leader."""
+        return ",".join(self.addresses[master] for master in masters or ("leader",))
 
     def state(self, name: str) -> Path:
         """The state directory of one of them."""
@@ -64,9 +68,9 @@ class Pool:
         self.programs[name].signal(signal.SIGTERM)
         assert self.programs[name].wait() == 0
 
-    def client(self, master: str = "leader", **settings: Any) -> Client:
-        """A client of one of the masters."""
-        made = Client(f"mooncake://{self.addresses[master]}/{NAMESPACE}", **settings)
+    def client(self, *masters: str, **settings: Any) -> Client:
+        """A client of one of the masters, or of whichever leads."""
+        made = Client(f"mooncake://{self.named(*masters)}/{NAMESPACE}", **settings)
         self._clients.append(made)
         return made
 

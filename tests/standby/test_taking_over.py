@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import signal
 import threading
 
 import numpy as np
 import pytest
 
+from mooncake_store.client import patience
 from mooncake_store.errors import NotFoundError, StoreError, UnavailableError
 from mooncake_store.journal.ring_file import remove_rings
 from mooncake_store.wire.standby import PROMOTE, PromoteRequest
+from tests.client.test_follow import Mirror, digests_of
 from tests.processes import stopped
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -93,6 +96,33 @@ def test_a_copy_that_may_lack_the_last_words_serves_no_wrong_byte(pool):
     # Who was told of space that these words may have given out is waited for.
     with pytest.raises(StoreError):
         led.put("new", b"value", wait_for_space="0s")
+
+
+def test_whoever_was_told_both_addresses_goes_on_by_himself(pool, monkeypatch):
+    monkeypatch.setattr(patience, "TAKEOVER_S", float(PATIENCE_S))
+    pool.lead(*QUICK, "--journal", "replicated")
+    pool.follow(*QUICK)
+    pool.lend("standby", "leader")  # in any order
+    pool.until_copied()
+    client = pool.client("standby", "leader", deadline=PATIENCE_S)
+    assert client.master == pool.addresses["leader"]
+    keys = [f"key-{number:05d}" for number in range(1000)]
+    put(client, keys)
+    follower = Mirror(client.follow(wait="50ms", deadline=PATIENCE_S))
+    assert follower.settle() == digests_of(client, keys)
+    pool.kill("leader")
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        meanwhile = threads.submit(client.exists_many, keys)
+        pool.promote()
+        assert meanwhile.result(PATIENCE_S).all()
+    assert client.master == pool.addresses["standby"]
+    until(lambda: client.status().ready)
+    pool.programs["worker"].wait_for_line(f"mounted (at {pool.addresses['standby']})")
+    assert_there(client, keys)
+    put(client, ["new"])
+    held = digests_of(client, [*keys, "new"])
+    until(lambda: follower.take() and follower.held == held)
+    assert pool.programs["worker"].process.poll() is None
 
 
 def test_a_standby_is_not_promoted_beside_its_leader(pool):

@@ -43,7 +43,8 @@ UrlOption = Annotated[
         "--url",
         "--master",
         metavar="STORE",
-        help="The store: mooncake://host:port/namespace, or the address of its master.",
+        help="The store: mooncake://host:port/namespace, or the address of its master; several "
+        "host:port, separated by commas, where others stand by.",
     ),
 ]
 SecretOption = Annotated[

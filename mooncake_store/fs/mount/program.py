@@ -137,7 +137,8 @@ def _serve(
             foreground=True,
             default_permissions=True,
             **_threads(mfusepy),
-            fsname=fs.config.url,
+            # Its options are one text, in which commas stand between them.
+            fsname=fs.config.url.replace(",", "\\,"),
             subtype="mooncake",
             **{name: True for name, wanted in options.items() if wanted},
         )

@@ -1,0 +1,136 @@
+"""A worker's connection to the master: to whichever leads, of those that are named.
+
+The map of the cluster is asked of one after the other until one answers (`masters`), and all else
+of the one that did: whoever mounts asks for the map first, and again when anything fails. One call
+at a time; every wait has a deadline, `CALL_S` unless it is given.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from mooncake_store.endpoint import split_addresses
+from mooncake_store.masters import Masters
+from mooncake_store.wire import cluster as wire
+from transfer_engine.errors import ConfigError, StoreError
+from transfer_engine.rpc.blocking import BlockingConnection
+
+if TYPE_CHECKING:
+    from mooncake_store.masters import Search
+    from transfer_engine.rpc.address import Address
+    from transfer_engine.wire.registry import Operation
+
+__all__ = ["CALL_S", "MasterLink"]
+
+CALL_S = 5.0
+
+
+class MasterLink:
+    """Asks the cluster service of the masters that a text names; used by any thread."""
+
+    def __init__(self, named: str, secret: bytes | None) -> None:
+        self.masters = Masters(split_addresses(named))
+        self._secret = secret
+        self._lock = threading.Lock()
+        self._connection: BlockingConnection | None = None
+        self._cluster = ""
+
+    def call(
+        self,
+        operation: Operation[Any, Any],
+        request: Any,
+        *,
+        timeout_s: float = CALL_S,
+        alone: bool = False,
+    ) -> Any:
+        """Ask for the map, or the master that gave it last for anything else.
+
+        `alone` uses a connection of its own, for what takes long.
+        """
+        if alone:
+            with self._connect(self.masters.leader, CALL_S) as connection:
+                return _answer(connection, operation, request, timeout_s)
+        with self._lock:
+            if operation is wire.MAP:
+                return self._search(request, timeout_s)
+            connection = self._connected(self.masters.leader, CALL_S)
+            self._connection = connection
+            return _answer(connection, operation, request, timeout_s)
+
+    def starting(self) -> bool:
+        """Whether one of the masters is there, and knows nothing of its cluster yet."""
+        for place in self.masters.named:
+            try:
+                with self._connect(place, CALL_S) as connection:
+                    status = _answer(connection, wire.STATUS, wire.StatusRequest(), CALL_S)
+            except StoreError:
+                continue
+            if not status.version:
+                return True
+        return False
+
+    def _search(self, request: wire.MapRequest, timeout_s: float) -> wire.ClusterMap:
+        search: Search[wire.ClusterMap] = self.masters.search(time.monotonic() + timeout_s)
+        attempt = next(search)
+        while True:
+            try:
+                attempt = search.send(self._ask_map(request, *attempt))
+            except StopIteration as end:
+                found: wire.ClusterMap = end.value
+                self._cluster = found.cluster
+                return found
+
+    def _ask_map(
+        self, request: wire.MapRequest, place: Address, timeout_s: float
+    ) -> wire.ClusterMap | StoreError:
+        """Ask one master; its connection is kept if it is the one that leads."""
+        until = time.monotonic() + timeout_s
+        try:
+            connection = self._connected(place, timeout_s)
+            try:
+                left_s = until - time.monotonic()
+                found: wire.ClusterMap = _answer(connection, wire.MAP, request, left_s)
+                if self.masters.several and self._cluster not in ("", found.cluster):
+                    raise ConfigError(
+                        f"this is a master of cluster {found.cluster}, and this worker's is "
+                        f"{self._cluster}",
+                        peer=str(place),
+                        advice="name the masters of one pool, or start the worker anew",
+                    )
+            except BaseException:
+                connection.close()
+                raise
+        except StoreError as error:
+            return error.again()
+        if self._connection is not connection and self._connection is not None:
+            self._connection.close()
+        self._connection = connection
+        return found
+
+    def _connected(self, place: Address, timeout_s: float) -> BlockingConnection:
+        """The connection that is open, if it is one to that master, or another one."""
+        connection = self._connection
+        if connection is not None and not connection.closed:
+            if connection.peer == str(place) and not connection.stale():
+                return connection
+            connection.close()
+        return self._connect(place, timeout_s)
+
+    def _connect(self, place: Address, timeout_s: float) -> BlockingConnection:
+        return BlockingConnection.connect(
+            place, wire.CLUSTER, secret=self._secret, timeout_s=timeout_s
+        )
+
+    def close(self) -> None:
+        """End the connection. Idempotent."""
+        if self._connection is not None:
+            self._connection.close()
+
+
+def _answer(
+    connection: BlockingConnection, operation: Operation[Any, Any], request: Any, timeout_s: float
+) -> Any:
+    body = connection.call(operation, operation.request.pack(request), timeout_s=timeout_s)
+    return operation.reply.unpack(body)
