@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from mooncake_store import ids
-from transfer_engine.errors import AuthError
+from transfer_engine.errors import AuthError, UnavailableError
 from transfer_engine.wire.schema import Packed
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class _Declaration(NamedTuple):
     routed: tuple[str, ...]
     changes: bool
     waits: bool
+    idle: Answer | None
 
 
 def answers(
@@ -51,16 +52,18 @@ def answers(
     routed: tuple[str, ...] = (),
     changes: bool = False,
     waits: bool = False,
+    idle: Answer | None = None,
 ) -> Callable[[Handler], Handler]:
     """Declare a method as the handler of an operation.
 
     `keys` is the column of the request whose rows are counted, `routed` those whose keys must be of
     this shard. `changes`: not for a credential that may only read. A handler that `waits` is told
-    the milliseconds that its caller waits at most, 0 for any time.
+    the milliseconds that its caller waits at most, 0 for any time. `idle` is answered, instead of
+    an error, while nothing may be changed: by what hands out work.
     """
 
     def declare(handler: Handler) -> Handler:
-        declaration = _Declaration(operation, keys, routed, changes, waits)
+        declaration = _Declaration(operation, keys, routed, changes, waits, idle)
         handler.declaration = declaration  # type: ignore[attr-defined]
         return handler
 
@@ -102,7 +105,12 @@ class AnswerTable:
                 raise _refused(declaration.operation, request)
             keeper = self._site.keeper
             if keeper is not None:
-                keeper.check()
+                try:
+                    keeper.check()
+                except UnavailableError:
+                    if declaration.idle is None:
+                        raise
+                    return _packed(entry, declaration.idle)
         if declaration.keys:
             self._site.keys += len(getattr(request, declaration.keys))
         for column in declaration.routed:
@@ -115,7 +123,7 @@ class AnswerTable:
             told = entry.handle(peer, request)
         if keeper is not None:
             keeper.check_kept()
-        reply = entry.pack(**told) if entry.by_name else entry.pack(told)
+        reply = _packed(entry, told)
         if keeper is not None and keeper.waits:
             return _when_kept(keeper, reply)
         return reply
@@ -123,7 +131,7 @@ class AnswerTable:
 
 def _asking(site: Site, entry: _Entry) -> Callable[[Peer, Frame], bytes] | None:
     """The same for what only asks about keys, which most requests do, without the rest; or None."""
-    _, column, routed, changes, waits = entry.declaration
+    _, column, routed, changes, waits, _ = entry.declaration
     if not column or routed or changes or waits or not entry.by_name:
         return None
     unpack, handle, pack = entry.unpack, entry.handle, entry.pack
@@ -136,11 +144,15 @@ def _asking(site: Site, entry: _Entry) -> Callable[[Peer, Frame], bytes] | None:
     return answer
 
 
+def _packed(entry: _Entry, told: Answer) -> bytes:
+    return entry.pack(**told) if entry.by_name else entry.pack(told)
+
+
 async def _later(entry: _Entry, told: Awaitable[Answer], keeper: Keeper | None) -> bytes:
     answer = await told
     if keeper is not None:
         keeper.check_kept()
-    reply = entry.pack(**answer) if entry.by_name else entry.pack(answer)
+    reply = _packed(entry, answer)
     if keeper is not None and keeper.waits:
         await keeper.synced()
     return reply

@@ -31,6 +31,16 @@ def _side_by_side(columns: list[NDArray[Any]], kind: type) -> NDArray[Any]:
     return np.concatenate(columns) if columns else np.empty(0, kind)
 
 
+_NO_HAULS: dict[str, Any] = {
+    name: np.empty(0, dtype)
+    for name, dtype in (
+        ("haul", np.int64), ("source", np.int16), ("source_offset", np.int64),
+        ("target", np.int16), ("target_offset", np.int64), ("size", np.int64),
+        ("checksum", np.uint64), ("namespace", np.int32),
+    )
+} | {"namespaces": []}  # fmt: skip
+
+
 class Copying:
     """Answers what is asked of tasks."""
 
@@ -70,7 +80,7 @@ class Copying:
             max(0, now - found.updated_ns) // MILLISECOND_NS,
         )
 
-    @answers(wire.FETCH_TASKS, changes=True)
+    @answers(wire.FETCH_TASKS, changes=True, idle=wire.TaskList(()))
     def fetch_tasks(self, peer: Peer, request: Any) -> Answer:
         """Hand out work of the asking worker."""
         limit = max(0, min(request.limit, TASKS_PER_FETCH))
@@ -106,7 +116,7 @@ class Copying:
         )
         return wire.TaskOutcome(int(status))
 
-    @answers(wire.FETCH_HAULS, changes=True)
+    @answers(wire.FETCH_HAULS, changes=True, idle=_NO_HAULS)
     def fetch_hauls(self, peer: Peer, request: Any) -> Answer:
         """Hand out batches of copies between tiers to the asking worker."""
         hauls = self._shard.fetch_hauls(

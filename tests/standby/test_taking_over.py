@@ -12,8 +12,10 @@ import pytest
 from mooncake_store.client import patience
 from mooncake_store.errors import NotFoundError, StoreError, UnavailableError
 from mooncake_store.journal.ring_file import remove_rings
+from mooncake_store.wire.shard import FETCH_HAULS, FETCH_TASKS, REMOVE, FetchTasks
 from mooncake_store.wire.standby import PROMOTE, PromoteRequest
 from tests.client.test_follow import Mirror, digests_of
+from tests.master.wires import ClusterWire
 from tests.processes import stopped
 from tests.waiting import PATIENCE_S, until
 
@@ -157,6 +159,22 @@ def test_changes_wait_for_a_standby_and_are_refused_without_one(pool):
     led = pool.take_over()
     until(lambda: led.status().ready)
     assert_there(led, ["one"])
+
+
+def test_workers_are_handed_no_work_that_nothing_may_come_of(pool, tmp_path):
+    """Else each of them would take its master for silent, several times a second."""
+    pool.lead(*QUICK, "--journal", "replicated")
+    wire = ClusterWire(pool.addresses["leader"])
+    shard = wire.shard()
+    try:
+        assert shard.cold(FETCH_TASKS, FetchTasks(10)).tasks == ()
+        hauls = shard.call(FETCH_HAULS, limit=10, device=0)
+        assert not len(hauls.haul)
+        assert not len(hauls.namespaces)
+        with pytest.raises(UnavailableError, match="no standby follows"):
+            shard.call(REMOVE, flags=0, digests=[[1, 2]])
+    finally:
+        wire.close()
 
 
 def test_one_standby_counts_and_others_are_copies(pool, tmp_path):
