@@ -6,8 +6,9 @@ MINUTES ?= 10
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store chaos clean
-.PHONY: soak-standby predictions test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma
-.PHONY: test-compat test-serving soak-serving soak-reboot overload conversations vllm-routing
+.PHONY: predictions test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma
+.PHONY: test-compat test-serving soak-serving soak-reboot soak-standby
+.PHONY: overload conversations vllm-routing
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
