@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BLOCK_HEADER_BYTES",
     "BLOCK_MAGIC",
+    "COPY_NAME",
     "FILE_HEADER_BYTES",
     "PAGE_BYTES",
     "VALID_NAME",
@@ -61,6 +62,8 @@ FILE_HEADER_BYTES = PAGE_BYTES
 BLOCK_HEADER_BYTES = 128
 BLOCK_MAGIC = int.from_bytes(b"mooblock", "little")
 VALID_NAME, VOID_NAME = "VALID", "VOID"
+COPY_NAME = "COPY"
+"""An empty file beside what was copied from elsewhere, which may lack the last of it."""
 
 _FILE_MAGIC = int.from_bytes(b"moofile\0", "little")
 _FILE = struct.Struct("<9q")

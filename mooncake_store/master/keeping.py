@@ -29,6 +29,7 @@ from mooncake_store.core import ring as words
 from mooncake_store.core.restore import Restored, StreamEnd, restore
 from mooncake_store.core.shard import Shard
 from mooncake_store.journal.ending import remove_ending
+from mooncake_store.journal.layout import COPY_NAME
 from mooncake_store.journal.origin import signed
 from mooncake_store.journal.reading import read_journal
 from mooncake_store.journal.ring_file import RingFile
@@ -289,13 +290,17 @@ class Keeper:
             facts.now, facts.horizon, facts.events_next, facts.generation, facts.snapshot
         )
         try:
-            cut = contents.cut or header[words.COPIED] == words.LACKING
-            if header[words.COPIED]:
+            copy = self._folder / COPY_NAME
+            copied = copy.exists()
+            cut = contents.cut or (copied and header[words.COPIED] != words.EXACT)
+            if copied:
                 # Leases are told behind the words, so some may have been granted since.
                 longest = now + self.shard.config.lease_ttl_max_ns
                 end = dataclasses.replace(end, horizon=max(end.horizon, longest))
             self.restored = restore(self.shard, runs, end, now, judgement.damage, cut=cut)
-            header[words.COPIED] = 0  # what follows from it is written down
+            if copied:  # what follows from it is written down
+                copy.unlink()
+            header[words.COPIED] = 0
         except ValueError as error:
             rows, rows_max = rows_of(runs), self.shard.config.objects_max
             if rows > rows_max:

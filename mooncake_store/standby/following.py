@@ -25,6 +25,7 @@ from mooncake_store.master.registers import (
     check_registers,
     write_registers,
 )
+from mooncake_store.master.state_directory import read_kept
 from mooncake_store.program.logs import StateLog
 from mooncake_store.wire.cluster import CLUSTER
 from mooncake_store.wire.shard import SHARD
@@ -154,8 +155,11 @@ class RegistersFollower(Follower):
         self._path = path
         self._on_first = on_first
         self.last: RegistersReply | None = None
-        kept = RegisterFile(path).read()
-        self._life = None if kept is None else kept.life
+        registers, kept = RegisterFile(path).read(), read_kept(path)
+        self._life = None if registers is None else registers.life
+        self._kept = None if kept is None else (kept.cluster, kept.secret)
+        self.refusal: StoreError | None = None
+        """Why its leader is none for this directory, where that was so at first."""
 
     def _address(self) -> tuple[str, str]:
         return self._leader, "" if self.last is None else self.last.cluster
@@ -168,14 +172,21 @@ class RegistersFollower(Follower):
         body = self._connection.call(REGISTERS, REGISTERS.request.pack(request), timeout_s=CALL_S)
         reply = REGISTERS.reply.unpack(body)
         self.heard_ns = time.monotonic_ns()
-        if last is not None and reply.cluster != last.cluster:
-            raise RemoteProtocolError(
-                f"the master at {self._leader} is of cluster {reply.cluster} now, not of "
-                f"{last.cluster}",
-                advice="name another state directory to follow that one",
-            )
-        if last is None or (reply.run, reply.version) != (last.run, last.version):
-            self._write(reply)
+        try:
+            if self._kept not in (None, (reply.cluster, reply.secret)):
+                raise ConfigError(
+                    f"the master at {self._leader} is of cluster {reply.cluster}, and "
+                    f"{self._path} of another one",
+                    advice="name another directory with --state to follow that master",
+                )
+            if last is None or (reply.run, reply.version) != (last.run, last.version):
+                self._write(reply)
+        except StoreError as error:
+            if last is None:
+                self.refusal = error
+                self._on_first()
+            raise
+        self._kept = reply.cluster, reply.secret
         self.last = reply
         if last is None:
             self._on_first()
@@ -200,8 +211,8 @@ class RegistersFollower(Follower):
         if self._life not in (None, registers.life):
             raise ConfigError(
                 f"the master at {self._leader} has lost the objects that are copied here",
-                advice="stop it and promote this standby; or, to do without these objects, name "
-                "another state directory for this standby",
+                advice="stop it and promote this standby, or start `mooncake master` on its "
+                "directory; to do without these objects, name another one with --state",
             )
         self._life = registers.life
         # Where it was written is not where it is: who starts here waits for its workers.

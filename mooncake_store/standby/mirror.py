@@ -28,11 +28,13 @@ import numpy as np
 
 from mooncake_store.core import ring as words
 from mooncake_store.journal.ending import remove_ending
+from mooncake_store.journal.layout import COPY_NAME
 from mooncake_store.journal.origin import signed
 from mooncake_store.journal.reading import read_journal
 from mooncake_store.journal.ring_file import RingFile
 from mooncake_store.journal.writer import JournalWriter
 from mooncake_store.master.keeping import take_lock
+from mooncake_store.master.kept_files import sync_folder
 from transfer_engine.errors import RemoteProtocolError, UnavailableError
 
 if TYPE_CHECKING:
@@ -155,6 +157,9 @@ class ShardMirror:
         """Make the copy anew, of a stream from a position on; what was there goes."""
         self._end()
         remove_ending(self._folder)
+        # The ring says the same, but ends with the host.
+        (self._folder / COPY_NAME).touch(0o600)
+        sync_folder(self._folder)
         ring = RingFile.create(self._folder, self._origin, events=self._events, position=position)
         # Events do not come with the words: whoever follows takes a snapshot of them.
         ring.ring.header[words.STREAM] = signed(secrets.randbits(64))

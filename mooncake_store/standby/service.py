@@ -88,17 +88,12 @@ class Standby:
         """Follow the leader once it answers. Raises ConfigError where it cannot be copied."""
         self._registers.start()
         await self._heard.wait()
+        if self._registers.refusal is not None:
+            raise self._registers.refusal.again()
         last, config = self._registers.last, self._config
         assert last is not None
-        kept = read_kept(self._path)
-        if kept is None:
+        if read_kept(self._path) is None:
             write_kept(self._path, Kept(VERSION, last.cluster, last.secret))
-        elif (kept.cluster, kept.secret) != (last.cluster, last.secret):
-            raise ConfigError(
-                f"{self._path} is of cluster {kept.cluster}, and the master at {self.leader} of "
-                f"{last.cluster}",
-                advice="name another directory with --state",
-            )
         if config.objects_max < last.objects_max:
             raise ConfigError(
                 f"the leader takes {last.objects_max} objects a shard, this standby "

@@ -1,5 +1,6 @@
 """The copy of one shard: positions, boundaries, times, and what a next run makes of it."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -145,6 +146,23 @@ def refused(shard, now):
     if rows["status"][0] == 0:
         shard.put_revoke(now, 1, digests_of([99]), rows["generation"])
     return bool(rows["status"][0])
+
+
+def test_a_copy_that_ended_in_good_order_before_its_host_did_may_lack_words(leader, make, tmp_path):
+    """After a start of the host its ring is gone, and its files say that they were ended well."""
+    mirror = make()
+    leader.put(1)
+    mirror.take(leader.reply(mirror), leader.now)
+    until(lambda: mirror.state == "following")
+    mirror.close()
+    remove_rings(tmp_path / "copy")
+    another_boot = dataclasses.replace(ORIGIN, boot=(1, 2))
+    led = Keeper.open(LIMITS, another_boot, tmp_path / "copy", "written", leader.now)
+    try:
+        assert refused(led.shard, led.shard.now)
+        assert not (tmp_path / "copy" / "COPY").exists()
+    finally:
+        led.close()
 
 
 def test_leases_of_which_no_word_tells_keep_objects_after_a_promotion(leader, make, tmp_path):

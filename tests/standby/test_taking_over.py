@@ -161,6 +161,18 @@ def test_changes_wait_for_a_standby_and_are_refused_without_one(pool):
     assert_there(led, ["one"])
 
 
+def test_a_standby_with_the_directory_of_another_pool_touches_nothing_there(pool, tmp_path):
+    pool.lead(*QUICK)
+    other = tmp_path / "standby"
+    pool.run("other", "master", "--port", 0, "--state", other)
+    pool.kill("other")
+    before = {path.name: path.read_bytes() for path in other.iterdir() if path.is_file()}
+    with pytest.raises(pytest.fail.Exception, match="of another one"):
+        pool.follow(*QUICK)
+    after = {path.name: path.read_bytes() for path in other.iterdir() if path.is_file()}
+    assert after == before
+
+
 def test_workers_are_handed_no_work_that_nothing_may_come_of(pool, tmp_path):
     """Else each of them would take its master for silent, several times a second."""
     pool.lead(*QUICK, "--journal", "replicated")
