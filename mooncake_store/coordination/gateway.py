@@ -310,7 +310,7 @@ class Gateway:
             return lease_ended(**context)
         if code == _UNAUTHENTICATED or "auth store is old" in what:
             self._token = ""
-        if code in (_FORBIDDEN, _UNAUTHENTICATED) or "auth" in what:
+        if code in (_FORBIDDEN, _UNAUTHENTICATED) or "auth" in what or "user name" in what:
             return AuthError(f"the etcd refuses: {what}", advice=ADVICE_USER, **context)
         if code == _OUT_OF_RANGE and "compacted" in what:
             return CompactedError("the etcd has compacted its history", **context)

@@ -26,12 +26,13 @@ def free_ports(count):
 class Etcd:
     """An etcd of one or more members, each a process; they are killed with the test."""
 
-    def __init__(self, start_program, folder, members=1, *options):
+    def __init__(self, start_program, folder, members=1, *options, scheme="http"):
         if shutil.which("etcd") is None:
             pytest.skip("no etcd is installed (Debian: apt install etcd-server)")
         self._start_program = start_program
         self._folder = folder
         self._options = options
+        self._scheme = scheme
         self._ports = free_ports(2 * members)
         self.addresses = [f"127.0.0.1:{port}" for port in self._ports[:members]]
         self.members = [self.start(number) for number in range(members)]
@@ -41,7 +42,7 @@ class Etcd:
     def start(self, number=0):
         """Start a member, on the ports and data that it had."""
         count = len(self.addresses)
-        client, peer = f"http://{self.addresses[number]}", self._peer(number)
+        client, peer = f"{self._scheme}://{self.addresses[number]}", self._peer(number)
         return self._start_program(
             "etcd",
             *("--name", f"m{number}", "--data-dir", self._folder / f"m{number}"),

@@ -3,50 +3,17 @@
 import asyncio
 
 import pytest
-import pytest_asyncio
 
 from mooncake_store.coordination import memory
 from mooncake_store.coordination.base import CompactedError
 from mooncake_store.coordination.election import campaign
-from mooncake_store.coordination.memory import MemoryCluster, MemoryCoordinator
-from mooncake_store.coordination.testing import CoordinatorContract, MovedPace, Site
+from mooncake_store.coordination.testing import CoordinatorContract
 from tests.waiting import PATIENCE_S
 
-STEPS_MAX = 10_000
 
-
-class MemorySite(Site):
-    def __init__(self):
-        self.pace = MovedPace()
-        self.cluster = MemoryCluster(self.pace)
-        self.opened = []
-
-    async def open(self, namespace="c1", timeout_s=30.0):
-        self.opened.append(MemoryCoordinator(self.cluster, namespace, timeout_s=timeout_s))
-        return self.opened[-1]
-
-    def cut(self, coordinator, cut=True):
-        coordinator.cut(cut)
-
-    async def compact(self, revision):
-        self.cluster.compact(revision)
-
-    async def until(self, condition):
-        await self.pace.settle()
-        for _ in range(STEPS_MAX):
-            if condition():
-                return
-            await self.pace.advance(0.05)
-        pytest.fail("it never came to that")
-
-
-@pytest_asyncio.fixture
-async def site():
-    site = MemorySite()
-    yield site
-    for coordinator in site.opened:
-        coordinator.cut(False)
-        await coordinator.close()
+@pytest.fixture
+def site(memory_site):
+    return memory_site
 
 
 class TestMemory(CoordinatorContract):
