@@ -74,11 +74,11 @@ class Etcd:
             number for number, one in enumerate(said) if one["leader"] == one["header"]["member_id"]
         )
 
-    def post(self, path, request, number=0):
+    def post(self, path, request, number=0, **headers):
         """Ask a member what the product does not ask."""
         url = f"http://{self.addresses[number]}/v3/{path}"
-        body = json.dumps(request).encode()
-        with urllib.request.urlopen(url, body, PATIENCE_S) as answer:
+        asked = urllib.request.Request(url, json.dumps(request).encode(), headers)
+        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
             return json.load(answer)
 
     def _peer(self, number):
