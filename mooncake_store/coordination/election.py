@@ -61,7 +61,10 @@ class Leadership:
         lease.accompany(self._heed())
 
     def leading_until_ns(self) -> int:
-        """Return until when nobody else can lead, on the clock of the pace; 0 when it is over."""
+        """Return until when nobody else can lead, on the clock of the pace; 0 when it is over.
+
+        Any thread may ask; all else is for the event loop of the coordinator.
+        """
         return self._lease.held_until_ns()
 
     def leads(self) -> bool:

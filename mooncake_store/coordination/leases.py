@@ -95,7 +95,10 @@ class Lease:
         self._tasks = [asyncio.create_task(self._renewing()), asyncio.create_task(self._ending())]
 
     def held_until_ns(self) -> int:
-        """Return until when it is surely held, on the clock of its pace; 0 when it is over."""
+        """Return until when it is surely held, on the clock of its pace; 0 when it is over.
+
+        Any thread may ask; all else is for the event loop of the lease.
+        """
         return self._until_ns
 
     def held(self) -> bool:

@@ -137,11 +137,11 @@ async def test_members_are_tried_in_turn_and_the_one_that_answers_stays_first(
     mine = EtcdCoordinator(members, "turns", timeout_s=6)
     assert await mine.get("a") is None
     assert (garbage.came, silent.came) == (1, 1)
-    assert await mine.put("a", b"1", timeout_s=PATIENCE_S)
+    first = await mine.put("a", b"1", timeout_s=PATIENCE_S)
     assert await mine.get("a", timeout_s=PATIENCE_S)
     assert (garbage.came, silent.came) == (1, 1)
     mine = EtcdCoordinator([members[0], members[3]], "turns", timeout_s=PATIENCE_S)
-    async with aclosing(mine.watch("a", 1)) as told:
+    async with aclosing(mine.watch("a", first)) as told:
         assert (await asyncio.wait_for(anext(told), PATIENCE_S))[0].key == "a"
     # A change goes to the next one as long as it was not sent.
     mine = EtcdCoordinator([members[0], members[3]], "turns", timeout_s=PATIENCE_S)
