@@ -35,6 +35,7 @@ from serving.scheduling.policies import (
     check_admission,
     check_placement,
     make_admission,
+    make_engine_placement,
     make_placement,
 )
 from serving.scheduling.roles import RoleBalancer
@@ -144,9 +145,8 @@ def engine_placement(settings: SystemSettings) -> PlacementPolicy:
 
     Raises ConfigError when it cannot be made.
     """
-    name = "local-cache" if settings.placement == "cache-centric" else settings.placement
     with _as_config():
-        return make_placement(name, settings.balancing, random.Random())
+        return make_engine_placement(settings.placement, random.Random())
 
 
 @contextmanager

@@ -258,12 +258,12 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
         ),
     ] = "auto"
     journal: Annotated[
-        Literal["none", "written", "synced"],
+        Literal["none", "written", "synced", "replicated"],
         Meta(
-            description="How objects are kept in the state directory, so that a master that was "
-            "killed knows them when it is started again. written: a put is answered when it is in "
-            "memory that outlives the master, and soon in a file. synced: when the disk has it. "
-            "none: a restarted master begins with nothing."
+            description="How objects are kept, so that a master that was killed knows them when it "
+            "is started again. written: a put is answered when it is in memory that outlives the "
+            "master, and soon in a file. synced: when the disk has it. replicated: when a standby "
+            "has it; without one nothing is changed. none: a restarted master begins with nothing."
         ),
     ] = "written"
     identity: Annotated[

@@ -42,6 +42,15 @@ VOID = 8
 """Not 0: what files keep is not the truth, because they could not be written."""
 STREAM = 9
 """Which stream the numbers of events belong to; as good as random."""
+AHEAD = 10
+"""By how much the time of the shard is ahead of the clock of this boot, in ns; may be negative."""
+COPIED = 11
+"""Not 0: a copy of what was written down elsewhere. 1: it may lack the last of that; 2: it lacks
+nothing that anybody was told."""
+HISTORY = 12
+"""Of a copy, which stream it is of."""
+LACKING, EXACT = 1, 2
+"""What COPIED says of a copy."""
 FIRST_OWN = 64
 """Words from here on belong to whoever made the arrays."""
 

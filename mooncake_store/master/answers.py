@@ -116,7 +116,7 @@ class AnswerTable:
         if keeper is not None:
             keeper.check_kept()
         reply = entry.pack(**told) if entry.by_name else entry.pack(told)
-        if keeper is not None and keeper.syncs:
+        if keeper is not None and keeper.waits:
             return _when_kept(keeper, reply)
         return reply
 
@@ -141,7 +141,7 @@ async def _later(entry: _Entry, told: Awaitable[Answer], keeper: Keeper | None) 
     if keeper is not None:
         keeper.check_kept()
     reply = entry.pack(**answer) if entry.by_name else entry.pack(answer)
-    if keeper is not None and keeper.syncs:
+    if keeper is not None and keeper.waits:
         await keeper.synced()
     return reply
 

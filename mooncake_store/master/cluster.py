@@ -21,16 +21,20 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from mooncake_store.core.records import SegmentState, Status, Tier
 from mooncake_store.master.all_shards import AllShards, numbers_in, refusal, state_of, states_in
 from mooncake_store.master.doors import doors_of, reachable
 from mooncake_store.master.lineage import Lineage
 from mooncake_store.master.overview import Overview
+from mooncake_store.master.register_news import RegisterNews
 from mooncake_store.master.registers import RegisterFile
 from mooncake_store.master.roster import LentSegment, LentWorker, Roster
 from mooncake_store.program.logs import StateLog
 from mooncake_store.units import MILLISECOND_NS, SECOND_NS
 from mooncake_store.wire import cluster as wire
+from mooncake_store.wire.standby import PROMOTE, REGISTERS, STANDBY, RegistersReply
 from transfer_engine.errors import AuthError, StoreError, UnavailableError
 
 if TYPE_CHECKING:
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
     from mooncake_store.master.liveness import Liveness
     from mooncake_store.master.overview import ClusterFacts
     from mooncake_store.master.shard_link import ShardLink
+    from mooncake_store.wire.standby import RegistersRequest
     from transfer_engine.rpc.serving import Connection, Reply
     from transfer_engine.wire.frame import Frame
 
@@ -55,7 +60,10 @@ READERS_NS = 2 * SECOND_NS
 """A shard sweeps three million rows in that time, on a machine that is not busy."""
 DRAIN_POLL_S = 0.02
 AGREE_S = 1.0
-_CHANGES = frozenset((wire.MOUNT.opcode, wire.UNMOUNT.opcode, wire.DRAIN.opcode))
+_OWNERS = frozenset(
+    each.opcode for each in (wire.MOUNT, wire.UNMOUNT, wire.DRAIN, REGISTERS, PROMOTE)
+)
+"""Not for who may only read: he would change something, or learn the secret of all namespaces."""
 
 
 class Cluster:
@@ -76,6 +84,7 @@ class Cluster:
         self._sweeper: asyncio.Task[None] | None = None
         self._agreeing: asyncio.Task[None] | None = None
         self._states = StateLog(log)
+        self._news = RegisterNews()
         self._handlers: dict[int, Callable[[Connection, Any], Any]] = {
             wire.MAP.opcode: lambda *asked: self._known.cluster_map(*asked),
             wire.MOUNT.opcode: lambda _, request: self._begin_mount(request),
@@ -84,6 +93,9 @@ class Cluster:
             wire.STATUS.opcode: self._status,
             wire.DRAIN.opcode: lambda _, request: self._apart(self._drain(request)),
             wire.DRAIN_STATUS.opcode: self._drain_status,
+            REGISTERS.opcode: self._registers,
+            STANDBY.opcode: _no_standby,
+            PROMOTE.opcode: _no_standby,
         }
 
     # -- life
@@ -140,6 +152,7 @@ class Cluster:
 
     async def stop(self) -> None:
         """Give up what is under way. Idempotent."""
+        self._news.give_up()
         while self._tasks:  # one that fails meanwhile asks for another
             for task in list(self._tasks):
                 task.cancel()
@@ -152,7 +165,7 @@ class Cluster:
         """Answer one request."""
         operation = wire.CLUSTER.by_opcode[frame.opcode]
         request = operation.request.unpack(frame.body)
-        if connection.session.read_only and frame.opcode in _CHANGES:
+        if connection.session.read_only and frame.opcode in _OWNERS:
             raise AuthError(
                 "the credential is read-only",
                 operation=operation.name,
@@ -179,6 +192,28 @@ class Cluster:
             return wire.ClusterStatus(False, "", os.getpid(), uptime_ms, (), (), ())
         return await self._overview.status(connection, uptime_ms)
 
+    async def _registers(self, connection: Connection, request: RegistersRequest) -> RegistersReply:
+        """Tell a standby what is written down here, when that is another than it has."""
+        if not self._file.keeps:
+            raise UnavailableError(
+                "this master keeps nothing, so nothing can be copied",
+                operation="registers",
+                advice="start it with --state DIRECTORY",
+            )
+        facts, run = self._known.facts, self._lineage.run
+        if request.run == run:
+            await self._news.after(request.version, request.wait_ms / 1000)
+        registers = self._roster.registers(self._life, self._lineage)
+        return RegistersReply(
+            run,
+            self._news.version,
+            msgspec.json.encode(registers),
+            facts.cluster,
+            facts.secret.hex(),
+            self._known.cluster_map(connection, wire.MapRequest()).shards,
+            facts.objects_max,
+        )
+
     # -- changes
 
     async def _apart(self, change: Coroutine[Any, Any, T]) -> T:
@@ -202,6 +237,7 @@ class Cluster:
 
     async def _keep(self) -> None:
         """Write down what there is now. Raises UnavailableError where that cannot be done."""
+        self._news.changed()
         if self._file.keeps:
             await self._file.keep(self._roster.registers(self._life, self._lineage))
 
@@ -524,6 +560,10 @@ class Cluster:
         status = next((reply.status for reply in replies if reply.status), 0)
         message = next((reply.message for reply in replies if reply.message), "")
         return wire.DrainReply(status, state, sum(reply.moved for reply in replies), message)
+
+
+def _no_standby(connection: Connection, request: Any) -> Any:
+    raise UnavailableError("this master leads; it is no standby")
 
 
 async def _packed(operation: Any, answer: Awaitable[Any]) -> bytes:

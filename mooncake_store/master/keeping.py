@@ -21,7 +21,9 @@ import os
 import secrets
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
 
 from mooncake_store.core import ring as words
 from mooncake_store.core.restore import Restored, StreamEnd, restore
@@ -42,11 +44,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
+    from numpy.typing import NDArray
+
     from mooncake_store.core.last_cells import Run
     from mooncake_store.core.options import ShardConfig
     from mooncake_store.journal.origin import Origin
     from mooncake_store.journal.reading import Contents
-    from mooncake_store.journal.writer import Level
     from mooncake_store.master.losses import Judgement
 
 __all__ = ["Keeper", "take_lock"]
@@ -62,6 +65,7 @@ SYNC_S = 5.0
 STOP_S = 5.0
 SETTLE_S, SETTLE_STEP_S = 2.0, 0.02
 _WORD = (1 << 64) - 1
+Level: TypeAlias = Literal["written", "synced", "replicated"]
 
 
 class Keeper:
@@ -84,7 +88,11 @@ class Keeper:
         """Whether this shard goes on where the one before it ended."""
         self.ahead_ns = 0
         """How far the time of the shard is ahead of the clock, which began anew with the host."""
-        self.syncs = level == "synced"
+        self.replicates = level == "replicated"
+        self.waits = level in ("synced", "replicated")
+        """Whether answers to changes wait for more than the ring."""
+        self._held = 0  # up to where a standby has all
+        self._followed = False
         self._ring = ring
         self._noter = noter
         self._folder = folder
@@ -98,12 +106,13 @@ class Keeper:
             ring.ring,
             folder,
             origin,
-            level=level,
+            level="synced" if level == "synced" else "written",
             believed=believed,
             on_synced=self._moved,
             note=noter.note,
         )
-        self.shard = Shard(limits, ring.ring, _Outlet(self._writer))
+        self._outlet = _Outlet(self._writer)
+        self.shard = Shard(limits, ring.ring, self._outlet)
         self._writer.start()  # behind all that may fail, which leaves no thread
         forking.register(self)
 
@@ -258,8 +267,12 @@ class Keeper:
         facts, shard = contents.facts, self._origin.shard
         assert facts is not None
         passed_ns = 0 if contents.same_boot else max(0, wall_ns - facts.wall_ns)
+        header = self._ring.ring.header
+        # Of a copy the clock is that of another host, so it may be behind this one.
+        ahead_ns = int(header[words.AHEAD]) if contents.same_boot else 0
         # Also in later runs of a boot: only a start of the host lets the clock fall behind.
-        self.ahead_ns = max(0, facts.now + passed_ns - now)
+        self.ahead_ns = max(ahead_ns, facts.now + passed_ns - now)
+        header[words.AHEAD] = self.ahead_ns
         now += self.ahead_ns
         if not contents.same_boot:
             log.warning(
@@ -274,7 +287,13 @@ class Keeper:
             facts.now, facts.horizon, facts.events_next, facts.generation, facts.snapshot
         )
         try:
-            self.restored = restore(self.shard, runs, end, now, judgement.damage, cut=contents.cut)
+            cut = contents.cut or header[words.COPIED] == words.LACKING
+            if header[words.COPIED]:
+                # Leases are told behind the words, so some may have been granted since.
+                longest = now + self.shard.config.lease_ttl_max_ns
+                end = dataclasses.replace(end, horizon=max(end.horizon, longest))
+            self.restored = restore(self.shard, runs, end, now, judgement.damage, cut=cut)
+            header[words.COPIED] = 0  # what follows from it is written down
         except ValueError as error:
             rows, rows_max = rows_of(runs), self.shard.config.objects_max
             if rows > rows_max:
@@ -320,6 +339,65 @@ class Keeper:
         """What is told of it: what becomes of the shard when its process or host ends."""
         return self._writer.told
 
+    # -- for standbys
+
+    @property
+    def on_publish(self) -> Callable[[], None] | None:
+        """What is called when HEAD has moved, on the thread of the shard."""
+        return self._outlet.told
+
+    @on_publish.setter
+    def on_publish(self, told: Callable[[], None] | None) -> None:
+        self._outlet.tell(told)
+
+    @property
+    def head(self) -> int:
+        """The end of what is whole."""
+        return int(self._ring.ring.header[words.HEAD])
+
+    def holds(self, position: int) -> bool:
+        """Whether the ring still holds all from a position on, whatever an operation writes."""
+        return self.head - position <= len(self._ring.ring.cells) // 2
+
+    def words(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return a copy of the words between two positions, which the ring holds."""
+        cells = self._ring.ring.cells
+        some: NDArray[np.int64] = cells[np.arange(start, stop) & (len(cells) - 1)]
+        return some
+
+    def facts(self, now: int) -> dict[str, int]:
+        """Return what stands beside HEAD, and the time."""
+        header = self._ring.ring.header
+        return {
+            "head": self.head,
+            "horizon": int(header[words.HORIZON]),
+            "now": now,
+            "events_next": int(header[words.EVENTS_NEXT]),
+            "generation": int(header[words.GENERATION]),
+            "snapshot": int(header[words.SNAPSHOT]),
+        }
+
+    def read(self) -> tuple[list[Run], int]:
+        """Return all words that files and ring hold, and where the newest snapshot begins.
+
+        For any thread, while the shard goes on. Raises UnavailableError where they are not whole.
+        """
+        if self._writer.state == "kept":
+            ring = self._ring.copied()
+            try:
+                contents = read_journal(self._folder, self._origin, ring, live=self._ring.ring)
+            except ConfigError as error:  # a file that was deleted this moment
+                log.info("shard %d: its journal is read again: %s", self._origin.shard, error)
+            else:
+                if not contents.missing and contents.facts is not None:
+                    return runs_of(contents), contents.facts.snapshot
+        raise UnavailableError(
+            f"the journal of shard {self._origin.shard} cannot be copied now: {self._writer.told}",
+            advice="ask again in a moment; where its disk fails, mend that",
+        )
+
+    # -- what is told of it
+
     @property
     def written_bytes(self) -> int:
         """What was written down so far."""
@@ -329,6 +407,11 @@ class Keeper:
         """Raise UnavailableError while no change may be made, because none could be kept."""
         if self._writer.refusing or self.shard.journal.behind:
             raise self._refusal()
+        if self.replicates and not self._followed:
+            raise UnavailableError(
+                "no standby follows, and changes wait for one (--journal replicated)",
+                advice="start one with `mooncake standby`; what is there can be read meanwhile",
+            )
 
     def check_kept(self) -> None:
         """Raise UnavailableError where the change that was just made is not kept."""
@@ -342,23 +425,40 @@ class Keeper:
         )
 
     async def synced(self) -> None:
-        """Return when all that was published so far is on the disk, or nothing is kept at all."""
+        """Return when all that was published so far is where the level says.
+
+        That is on the disk, unless nothing is kept at all, or with a standby.
+        """
         position = int(self._ring.ring.header[words.HEAD])
         self._loop = loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         self._waiting[done] = position
         try:
-            if not self._writer.synced(position):
+            if not self._is_kept(position):
                 async with asyncio.timeout(SYNC_S):
                     await done
         except TimeoutError:
+            what = "the disk of the state directory did not take a change in time"
+            if self.replicates:
+                what = "no standby took a change in time"
             raise UnavailableError(
-                "the disk of the state directory did not take a change in time",
+                what,
                 elapsed_s=SYNC_S,
                 advice="look whether it was made, and ask again",
             ) from None
         finally:
             del self._waiting[done]
+
+    def _is_kept(self, position: int) -> bool:
+        return self._held >= position if self.replicates else self._writer.synced(position)
+
+    def followed(self, position: int | None) -> None:
+        """Hear up to where standbys have all; None when none follows any more."""
+        self._followed = position is not None
+        if position is not None and position > self._held:
+            self._held = position
+            if self.replicates:
+                self._wake(position)
 
     def _moved(self, position: int) -> None:
         """Hear on some thread how far the disk has everything."""
@@ -403,6 +503,17 @@ class _Outlet:
     def __init__(self, writer: JournalWriter) -> None:
         self._writer = writer
         self.wake = writer.wake
+        self.told: Callable[[], None] | None = None
+
+    def tell(self, told: Callable[[], None] | None) -> None:
+        """Have somebody else told as well; nobody costs nothing."""
+        self.told = told
+        self.wake = self._writer.wake if told is None else self._wake_both
+
+    def _wake_both(self) -> None:
+        self._writer.wake()
+        if self.told is not None:
+            self.told()
 
     @property
     def wants_snapshot(self) -> bool:

@@ -45,6 +45,8 @@ class ClusterFacts:
     """From which that of each namespace is made."""
     life: int
     """Which life of the shards' contents this is."""
+    objects_max: int
+    """As many as fit a shard."""
 
 
 @dataclass(frozen=True, slots=True)

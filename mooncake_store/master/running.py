@@ -1,6 +1,7 @@
 """Running a master as a program: signals, the port file, exit.
 
     run_master(config, secret, on_ready)       # returns when told to stop, raises what broke
+    run_standby(config, leader, secret, on_ready)       # likewise; a master once it is promoted
 
 Nothing here knows of command lines: `mooncake master` and `LocalCluster` both end here.
 """
@@ -17,6 +18,7 @@ from mooncake_store.master.server import Master
 from mooncake_store.program import kernels
 from mooncake_store.program.garbage_collection import settle_garbage_collection
 from mooncake_store.program.port_file import remove_port_file, write_port_file
+from mooncake_store.standby.service import follow_until_promoted
 from transfer_engine.rpc.server import run
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "described",
     "run_master",
+    "run_standby",
 ]
 
 log = logging.getLogger(__name__)
@@ -53,6 +56,33 @@ async def serve_master(
     parent: Parent | None,
 ) -> None:
     """Serve until a signal, or until the parent is gone; raises what broke a shard."""
+    await _lead(config, secret, on_ready, _stop_of(parent))
+
+
+async def serve_standby(
+    config: MasterConfig,
+    leader: str,
+    secret: bytes | None,
+    on_ready: Callable[[dict[str, Any]], object],
+) -> None:
+    """Copy a leader until told to stop, or until promoted, and serve as a master from then on."""
+    stop = _stop_of(None)
+
+    def following(address: str) -> None:
+        facts = {"address": address, "pid": os.getpid(), "leads": False}
+        if config.port_file:
+            write_port_file(config.port_file, facts)
+        on_ready(facts)
+
+    promoted = await follow_until_promoted(config, leader, secret, stop, following)
+    if promoted is not None:
+        await _lead(promoted, secret, lambda facts: on_ready({**facts, "leads": True}), stop)
+    elif config.port_file:
+        remove_port_file(config.port_file)
+
+
+def _stop_of(parent: Parent | None) -> asyncio.Event:
+    """Return what is set by a signal, or when the parent is gone."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
@@ -60,6 +90,16 @@ async def serve_master(
         loop.add_signal_handler(signal.SIGINT, stop.set)
     else:
         parent.watch(lambda: loop.call_soon_threadsafe(stop.set))
+    return stop
+
+
+async def _lead(
+    config: MasterConfig,
+    secret: bytes | None,
+    on_ready: Callable[[dict[str, Any]], object],
+    stop: asyncio.Event,
+) -> None:
+    loop = asyncio.get_running_loop()
     master = Master(config, secret=secret)
     facts = described(await master.start())
     assert master.failed is not None
@@ -93,3 +133,14 @@ def run_master(
     """Run a master on the main thread until SIGTERM, SIGINT, or the end of its parent."""
     kernels.forget_stale_caches()
     run(serve_master(config, secret, on_ready, parent))
+
+
+def run_standby(
+    config: MasterConfig,
+    leader: str,
+    secret: bytes | None,
+    on_ready: Callable[[dict[str, Any]], object],
+) -> None:
+    """Run a standby of a leader on the main thread until SIGTERM or SIGINT."""
+    kernels.forget_stale_caches()
+    run(serve_standby(config, leader, secret, on_ready))

@@ -114,6 +114,7 @@ class Master:
                 identity=config.identity,
                 secret=bytes.fromhex(state.kept.secret),
                 life=life,
+                objects_max=config.objects_max,
             )
             await cluster.begin(facts, links, liveness)
         except BaseException:

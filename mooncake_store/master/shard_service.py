@@ -24,9 +24,11 @@ from mooncake_store.master.contents import Contents
 from mooncake_store.master.copying import Copying
 from mooncake_store.master.following import Following
 from mooncake_store.master.objects import Objects
+from mooncake_store.master.shipping import Shipping
 from mooncake_store.master.site import ShardPlace, ShardTimes, Site
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire import shard as wire
+from mooncake_store.wire.standby import JOURNAL
 from transfer_engine.errors import (
     InvalidArgumentError,
     RemoteProtocolError,
@@ -67,6 +69,7 @@ class ShardService:
         self._timer: asyncio.TimerHandle | None = None
         nouns = Objects(site), Contents(site), Following(site), Copying(site)
         self._table = AnswerTable(site, nouns)
+        self._shipping = Shipping(site)
 
     def start(self) -> None:
         """Begin to tick."""
@@ -80,6 +83,7 @@ class ShardService:
             self._timer = None
         self.site.puts.give_up()
         self.site.followers.give_up()
+        self._shipping.give_up()
 
     def close(self) -> None:
         """Have all that the shard has written down brought to files, on this thread. Idempotent."""
@@ -112,6 +116,8 @@ class ShardService:
         self.site.requests += 1
         peer = connection.context
         if peer is None:
+            if frame.opcode == JOURNAL.opcode:  # a standby is no client
+                return self._shipping.answer(connection, frame)
             return self._open(connection, frame)
         answer = self._table.answer(peer, frame)
         if answer is None:

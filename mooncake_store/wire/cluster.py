@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
+from mooncake_store.wire.standby import PROMOTE, REGISTERS, STANDBY
 from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.registry import Operation, Registry
 
@@ -277,6 +278,12 @@ SLICES = Operation(
     "all slices of a shard",
 )
 
-CLUSTER = Registry("mooncake", [MAP, MOUNT, UNMOUNT, SEGMENTS, STATUS, DRAIN, DRAIN_STATUS])
+CLUSTER = Registry(
+    "mooncake",
+    [
+        MAP, MOUNT, UNMOUNT, SEGMENTS, STATUS, DRAIN, DRAIN_STATUS,
+        REGISTERS, STANDBY, PROMOTE,
+    ],
+)  # fmt: skip
 LIVENESS = Registry("mooncake-liveness", [PING])
 ADMIN = Registry("mooncake-admin", [MOUNT_SLICE, SEGMENT_STATE, SLICES])

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mooncake_store.core.records import RENAMES_MAX, REPLICAS_REMOVED_MAX
+from mooncake_store.wire.standby import JOURNAL
 from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.registry import Operation, Registry
 from transfer_engine.wire.schema import Column, Packed
@@ -561,5 +562,6 @@ SHARD = Registry(
         FETCH_HAULS,
         FINISH_HAUL,
         HELD,
+        JOURNAL,
     ],
 )

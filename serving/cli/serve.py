@@ -48,8 +48,8 @@ OPTIONS = {
     ),
     "placement": _option(
         "cache-centric",
-        "Who computes a prompt: cache-centric, local-cache, least-loaded, random, round-robin, "
-        "or module:Class of your own.",
+        "Who computes a prompt: cache-centric, considerate, local-cache, least-loaded, random, "
+        "round-robin, or module:Class of your own.",
     ),
     "balancing": _option(
         1.5, "Pull a prefix that is so many times longer than the worker's own, or more."

@@ -5,12 +5,17 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from mooncake_store.cli.shared.app import JsonOption, emit, examples, make_app, table
+from mooncake_store.cli.shared.app import JsonOption, emit, examples, make_app, note, table
 from mooncake_store.errors import InvalidArgumentError
 from serving.cli.scenario import EPILOG, scenario
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
     from eviction import Trace
+    from serving.simulator.ablation import AblationRow
     from serving.simulator.cluster import Plan
     from serving.simulator.outcomes import Outcomes
 
@@ -33,7 +38,8 @@ SeedOption = Annotated[int, typer.Option(help="For what is drawn at random.")]
 PlacementOption = Annotated[
     str,
     typer.Option(
-        help="cache-centric, local-cache, least-loaded, random, round-robin, or module:Class."
+        help="cache-centric, considerate, local-cache, least-loaded, random, round-robin, or "
+        "module:Class."
     ),
 ]
 AdmissionOption = Annotated[
@@ -93,6 +99,9 @@ def run(
     roles: Annotated[
         bool, typer.Option("--roles", help="Let nodes change sides, as loads ask for it.")
     ] = False,
+    copies: Annotated[
+        int, typer.Option(help="Bring hot prefixes to so many nodes ahead of requests; 0 does not.")
+    ] = 0,
     seed: SeedOption = 1,
     as_json: JsonOption = False,
 ) -> None:
@@ -118,6 +127,7 @@ def run(
         speed=speed,
         seed=seed,
         roles=roles,
+        copies=copies,
         outages=tuple(map(read_outage, fail or ())),
     )
     requests = _read(trace)
@@ -153,6 +163,11 @@ def _tell(trace: "Trace", outcomes: "Outcomes", plan: "Plan", as_json: bool) -> 
             "mooncake simulate ablation trace.jsonl --placement cache-centric,my_policies:Patient",
             "a policy of one's own beside Algorithm 1",
         ),
+        (
+            "mooncake simulate ablation trace.jsonl --disk 0,20000000 --hardware ./mine.toml"
+            " --csv runs.csv",
+            "with and without disks, for a spreadsheet",
+        ),
     )
 )
 def ablation(
@@ -167,26 +182,34 @@ def ablation(
     cache: Annotated[
         str, typer.Option(help="Tokens whose KV each prefill node keeps, a list.")
     ] = "3000000",
+    disk: Annotated[
+        str, typer.Option(help="And on a disk below that, as quick as the hardware says, a list.")
+    ] = "0",
     prefill: PrefillOption = 8,
     decode: DecodeOption = 0,
     speed: SpeedOption = 1.0,
     spread: SpreadOption = False,
     hardware: HardwareOption = "a800-llama3-70b",
     seed: SeedOption = 1,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a line for each run.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run every combination of some policies, and tell what each gains over the first.
 
-    Lists are separated by commas. Gains are over the first of each list, with the same cache.
+    Lists are separated by commas. Gains are over the first of each list, with the same cache. The
+    quickest combination of each cache and disk is named.
     """
     from mooncake_store.bench.harness import listed
-    from serving.simulator.ablation import AblationRow, compare
+    from serving.simulator.ablation import as_csv, best, compare
     from serving.simulator.cluster import Plan
     from serving.simulator.hardware import read_hardware
     from serving.traces import shape
 
     varied = {
         "cache_tokens": _numbers("--cache", cache, int),
+        "disk_tokens": _numbers("--disk", disk, int),
         "eviction": listed(eviction),
         "placement": listed(placement),
         "balancing": _numbers("--balancing", balancing, float),
@@ -200,14 +223,38 @@ def ablation(
             varied,
         )
     )
+    quickest = best(rows)
     emit(
-        {"rows": [row._asdict() for row in rows]},
+        {
+            "rows": [row._asdict() for row in rows],
+            "best": [row._asdict() for row in quickest],
+        },
         as_json=as_json,
-        human=lambda: table(
-            dict.fromkeys((name.replace("_", " ") for name in AblationRow._fields), "right"),
-            [tuple(map(_shown, row)) for row in rows],
-        ),
+        human=lambda: _compared(rows, quickest),
     )
+    if csv is not None:
+        csv.write_text(as_csv(rows), encoding="utf-8")
+
+
+def _compared(rows: "Sequence[AblationRow]", quickest: "Sequence[AblationRow]") -> "RenderableType":
+    """Runs as a table, and in words which are the best."""
+    from rich.console import Group
+    from rich.text import Text
+
+    first = rows[0]
+    base = f"{first.eviction}, {first.placement}, {first.balancing:g}"
+    named = []
+    for row in quickest:
+        disk = f" and {row.disk_tokens:,} on disk" if row.disk_tokens else ""
+        when = "sooner" if row.ttft_gain >= 0 else "later"
+        named.append(
+            f"Quickest with {row.cache_tokens:,} tokens in memory{disk}: {row.eviction}, "
+            f"{row.placement}, {row.balancing:g}. "
+            f"First tokens come {abs(row.ttft_gain):.1%} {when} than by {base}."
+        )
+    titles = (name.replace("_", " ") for name in first._fields)
+    runs = table(dict.fromkeys(titles, "right"), [tuple(map(_shown, row)) for row in rows])
+    return Group(runs, *map(Text, named))
 
 
 def _numbers(option: str, text: str, kind: type[T]) -> list[T]:
@@ -223,7 +270,11 @@ def _numbers(option: str, text: str, kind: type[T]) -> list[T]:
 @app.command(
     epilog=examples(
         ("mooncake simulate paper conversation_trace.jsonl", "half a minute"),
-        ("mooncake simulate paper --json", "the rows that need no trace"),
+        (
+            "mooncake simulate paper conversation_trace.jsonl --toolagent toolagent_trace.jsonl"
+            " --synthetic synthetic_trace.jsonl --json",
+            "every row that needs no machines, for a script",
+        ),
     )
 )
 def paper(
@@ -231,12 +282,31 @@ def paper(
         Path | None,
         typer.Argument(help="The published conversation trace."),
     ] = None,
+    toolagent: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The published tool and agent trace.")
+    ] = None,
+    synthetic: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The published synthetic trace.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare with the figures of the paper, row by row."""
+    """Compare with the figures of the paper, row by row.
+
+    Each row says which trace it was judged on; what needs one that is not given is not run.
+    """
+    from serving.simulator import paper_figures
     from serving.simulator.paper import compare
 
-    rows = list(compare(_read(trace) if trace is not None else None))
+    given = {"conversation": trace, "toolagent": toolagent, "synthetic": synthetic}
+    traces = {name: _read(file) for name, file in given.items() if file is not None}
+    for name, read in traces.items():
+        published: paper_figures.Published = getattr(paper_figures, name.upper())
+        if not published.is_it(read):
+            note(
+                f"{given[name]} is not the published {name} trace, which has {published.requests:,}"
+                f" requests of {published.input_tokens:,} tokens; its rows tell of this file"
+            )
+    rows = list(compare(**traces))
     emit(
         {"rows": [row._asdict() for row in rows]},
         as_json=as_json,

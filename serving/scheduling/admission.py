@@ -6,8 +6,13 @@ whose first token would come too late. They differ in how they look at decode in
     AtDecode    not at all on arrival: the decode instance refuses after prefill, whose work is lost
     ByLoad      the load now of the one that is chosen. While a prefill runs the picture changes, so
                 prefill and decode instances take turns at being overloaded and idle
-    ByForecast  their load when this request would begin to decode: those that decode then, if each
-                decode lasts t_d, with all whose prefill has ended by then
+    ByForecast  its load when this request would begin to decode: those that decode there by then,
+                less those that have ended, if decodes last t_d on average
+
+What ends while a request waits for its prefill is counted off, what ends while it is computed is
+not: others that come meanwhile, with shorter prompts, begin before it. Decodes are taken as likely
+to end in any second. If each lasted t_d, those that outlast it would be missing: of answers as in
+the paper's conversation trace that is a quarter of all that decode.
 
 On a coupled instance each step counts with a chunk of a prompt: the prompt of the request that asks
 slows the answers that are there, and further ones will slow its own.
@@ -41,8 +46,8 @@ class Outlook(NamedTuple):
     """What is known when a request asks for admission.
 
     `ttft_s` is predicted for it, `queue_s` the part of it spent behind others, `tokens` the length
-    of its prompt. `decode` is the instance that is chosen to decode it, of as many as `decodes`,
-    with what it decodes now; `under_way` says when all requests decode.
+    of its prompt. `decode` is the instance that is chosen to decode it, with what it decodes now;
+    `under_way` says when all requests decode, and where.
     """
 
     now: float
@@ -51,7 +56,6 @@ class Outlook(NamedTuple):
     queue_s: float
     tokens: int
     decode: DecodeView
-    decodes: int
     under_way: UnderWay
     costs: Costs
 
@@ -127,21 +131,17 @@ class ByForecast:
 
     def refusal(self, outlook: Outlook) -> Rejection | None:
         """Refuse by the larger of prefill load and the decode load of that moment."""
-        load = self.load_at(outlook.now + outlook.ttft_s, outlook)
-        return _prefill_refusal(outlook) or _decode_refusal(load, outlook, "will be")
+        return _prefill_refusal(outlook) or _decode_refusal(self.load(outlook), outlook, "will be")
 
-    def load_at(self, moment: float, outlook: Outlook) -> float:
-        """The load of decode instances at a moment, the request itself included; 0 if it is alone.
-
-        Decode instances are taken as alike: what decodes then is spread evenly.
-        """
-        count = outlook.decodes
-        longest_s = outlook.costs.duration.seconds
-        batch, tokens = outlook.under_way.at(outlook.now, moment, longest_s)
-        batch, tokens = batch + 1, tokens + outlook.tokens
-        # The busiest of alike instances has the rounded-up share.
-        share, context = -(-batch // count), tokens // count
-        if share == 1:
+    def load(self, outlook: Outlook) -> float:
+        """The load of its decode instance then, the request itself included; 0 if it is alone."""
+        now, decode, costs = outlook.now, outlook.decode, outlook.costs
+        begins, computed_from = now + outlook.ttft_s, now + outlook.queue_s
+        others, tokens = outlook.under_way.at(
+            decode.name, now, begins, computed_from, costs.duration.seconds
+        )
+        batch = round(others) + 1
+        if batch == 1:
             return 0.0
-        chunk = outlook.decode.chunk_tokens
-        return outlook.costs.decode.predict(share, context, chunk) / outlook.slo.tbt_s
+        context = round(tokens) + outlook.tokens
+        return costs.decode.predict(batch, context, decode.chunk_tokens) / outlook.slo.tbt_s

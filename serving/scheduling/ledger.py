@@ -163,7 +163,8 @@ class Ledger:
         self.ended(flight.request)
         self.flights[flight.request] = flight
         flight.context = flight.tokens
-        flight.slot = self.under_way.add(flight.arrived + flight.ttft_s, flight.context)
+        begins = flight.arrived + flight.ttft_s
+        flight.slot = self.under_way.add(begins, flight.context, flight.decode)
         for name in _computers(flight):
             work = self._on(name)
             work.flights[flight.request] = flight
@@ -195,6 +196,7 @@ class Ledger:
             work.reserved += by * (flight.tokens + flight.max_new_tokens)
         self._forget(flight.decode)
         flight.decode = decode
+        self.under_way.move(flight.slot, decode)
 
     def decoding(self, now: float, request: str) -> None:
         """Its first token is there; it decodes from now on."""

@@ -82,8 +82,12 @@ def _quickest(
     instances: Iterable[PrefillView],
     placed: Callable[[int], Placement],
     costs: Costs,
+    weight: float = 1.0,
 ) -> Placement | None:
-    """The instance with the least time to the first token; `placed` is by what one has itself."""
+    """The instance with the least time to the first token; `placed` is by what one has itself.
+
+    A second of work counts as `weight` seconds of waiting.
+    """
     by_own: dict[int, tuple[float, Placement]] = {}
     best, least_s, chosen = None, math.inf, None
     matches, coming, tokens = demand.matches, demand.coming, demand.tokens
@@ -98,9 +102,10 @@ def _quickest(
         if found is None:
             placement = placed(own)
             found = by_own[own] = placement.ttft_s, placement
-        seconds = found[0] + queue_s
+        work_s = found[0]
         if beside is not None:
-            seconds += _beside_s(demand, beside, found[1].cached, costs)
+            work_s += _beside_s(demand, beside, found[1].cached, costs)
+        seconds = weight * work_s + queue_s
         if best is None or seconds < least_s:
             best, least_s, chosen = found[1], seconds, instance
     return None if best is None or chosen is None else _at(chosen, demand, best, costs)
@@ -145,14 +150,28 @@ def placed_on(demand: Demand, instance: PrefillView, costs: Costs) -> Placement:
     return _at(instance, demand, found, costs)
 
 
-class CacheCentric:
-    """KVCache-centric scheduling, Algorithm 1: prefixes are pulled to where the queue is short."""
+def _waited_for(instances: Sequence[PrefillView]) -> float:
+    """How many wait for a second of work: who asked, and others as queues have it.
 
-    def __init__(self, balancing: float = 1.5, *, weigh: bool = True) -> None:
+    Of a queue of which the share p is busy, p / (1 - p) stand behind what is added, if p is taken
+    for its load. One instance more counts as idle, for where none is.
+    """
+    idle = sum(not each.queue_s for each in instances)
+    return 1.0 + (len(instances) - idle) / (idle + 1)
+
+
+class CacheCentric:
+    """KVCache-centric scheduling, Algorithm 1: prefixes are pulled to where the queue is short.
+
+    With `shared`, a second of work counts for all who wait for it.
+    """
+
+    def __init__(self, balancing: float = 1.5, *, weigh: bool = True, shared: bool = False) -> None:
         if balancing < 1:
             raise ValueError(f"balancing must be 1 or more, not {balancing}")
         self._balancing = balancing
         self._weigh = weigh
+        self._shared = shared
 
     def place(
         self, demand: Demand, instances: Sequence[PrefillView], costs: Costs
@@ -160,7 +179,11 @@ class CacheCentric:
         """The instance with the least predicted time to the first token."""
         holder, best = _source(demand, costs)
         return _quickest(
-            demand, instances, lambda own: self._placed(demand, own, holder, best, costs), costs
+            demand,
+            instances,
+            lambda own: self._placed(demand, own, holder, best, costs),
+            costs,
+            _waited_for(instances) if self._shared else 1.0,
         )
 
     def _placed(self, demand: Demand, own: int, holder: str, best: int, costs: Costs) -> Placement:
@@ -182,7 +205,13 @@ class CacheCentric:
 
 
 class LocalCache:
-    """Algorithm 1 without transfers: instances use only what they hold."""
+    """Algorithm 1 without transfers: instances use only what they hold.
+
+    With `shared`, a second of work counts for all who wait for it.
+    """
+
+    def __init__(self, *, shared: bool = False) -> None:
+        self._shared = shared
 
     def place(
         self, demand: Demand, instances: Sequence[PrefillView], costs: Costs
@@ -193,6 +222,7 @@ class LocalCache:
             instances,
             lambda own: _local(demand, own, costs),
             costs,
+            _waited_for(instances) if self._shared else 1.0,
         )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from kernel_cache.foreign import Foreign
 from serving.scheduling.admission import AtDecode, ByForecast, ByLoad
+from serving.scheduling.considerate import Considerate
 from serving.scheduling.placement import (
     AnyInstance,
     CacheCentric,
@@ -39,6 +40,7 @@ __all__ = [
     "check_admission",
     "check_placement",
     "make_admission",
+    "make_engine_placement",
     "make_placement",
 ]
 
@@ -52,12 +54,18 @@ ADMISSIONS: dict[str, Callable[[], AdmissionPolicy]] = {
 }
 PLACEMENTS: dict[str, Callable[[float, random.Random], PlacementPolicy]] = {
     "cache-centric": lambda balancing, _: CacheCentric(balancing),
+    "considerate": lambda *_: Considerate(CacheCentric(1.0, shared=True)),
     "local-cache": lambda *_: LocalCache(),
     "least-loaded": lambda *_: LeastLoaded(),
     "random": lambda _, source: AnyInstance(source),
     "round-robin": lambda *_: RoundRobin(),
 }
 """Each takes how much longer a prefix has to be to be pulled, and what draws at random."""
+_WITHOUT_PULLING: dict[str, Callable[[], PlacementPolicy]] = {
+    "cache-centric": LocalCache,
+    "considerate": lambda: Considerate(LocalCache(shared=True)),
+}
+"""What those that pull are where nothing can be pulled; the others never do."""
 
 _ADMISSIONS = Foreign("admission policy", ADMISSION_GROUP, tuple(ADMISSIONS))
 _PLACEMENTS = Foreign("placement policy", PLACEMENT_GROUP, tuple(PLACEMENTS))
@@ -86,6 +94,15 @@ def make_placement(name: str, balancing: float, source: random.Random) -> Placem
         return PLACEMENTS[name](balancing, source)
     found = _found(_PLACEMENTS, name, _PLACE)
     return cast("PlacementPolicy", _PLACEMENTS.make(name, found))
+
+
+def make_engine_placement(name: str, source: random.Random) -> PlacementPolicy:
+    """Make the placement policy called `name` for engines that do not pull from each other.
+
+    Raises ValueError as `make_placement` does.
+    """
+    alone = _WITHOUT_PULLING.get(name)
+    return make_placement(name, 1.0, source) if alone is None else alone()
 
 
 def make_admission(name: str) -> AdmissionPolicy:

@@ -89,7 +89,6 @@ class Scheduler:
             queue_s=placement.queue_s,
             tokens=demand.tokens,
             decode=next(each for each in decodes if each.name == chosen.decode),
-            decodes=len(decodes),
             under_way=self.ledger.under_way,
             costs=self.costs,
         )

@@ -56,6 +56,7 @@ from serving.simulator.outcomes import Outcomes
 from serving.simulator.predictions import exact_costs
 from serving.simulator.prefilling import Prefilling, PrefillNode
 from serving.simulator.prompts import TracePrompt
+from serving.simulator.replication import WINDOW_S, Replication
 from serving.simulator.role_changes import RoleChanges
 from serving.simulator.tiers import TieredCache
 from serving.simulator.timeline import Timeline
@@ -66,10 +67,11 @@ if TYPE_CHECKING:
 
     from eviction import EvictionPolicy, Trace
     from serving.scheduling.admission import Outlook
-    from serving.scheduling.views import Placement, Rejection
+    from serving.scheduling.views import Rejection
     from serving.simulator.arrivals import Coming
     from serving.simulator.hardware import Hardware
     from serving.simulator.network import Network
+    from serving.simulator.replication import Copy
 
 __all__ = ["Cluster", "Plan"]
 
@@ -107,6 +109,9 @@ class Plan:
     """Which nodes fail when, and for how long."""
     roles: bool = False
     """Whether nodes change sides, as loads ask for it."""
+    copies: int = 0
+    """How many prefill nodes hot prefixes are brought to ahead of requests; 0 leaves that to
+    them."""
 
     def __post_init__(self) -> None:
         with _as_argument():
@@ -123,6 +128,10 @@ class Plan:
                 f"{self.prefill} prefill and {self.decode} decode nodes with {self.cache_tokens} "
                 "tokens of cache: one node computes prompts at least, nothing is below 0"
             )
+        if self.copies < 0:
+            raise InvalidArgumentError(
+                f"{self.copies} nodes cannot have copies", advice="0 or more"
+            )
         if self.roles and not self.decode:
             raise InvalidArgumentError("roles change between nodes that compute and that decode")
         if self.speed <= 0 or not math.isfinite(self.speed):
@@ -133,6 +142,14 @@ class Plan:
                 "blocks reach a disk through memory, and sizes are 0 or more"
             )
         check_outages(self.outages, self.prefill, self.decode)
+
+    def check_on(self, hardware: Hardware) -> None:
+        """Raise InvalidArgumentError where it needs to know of machines what is not said."""
+        if self.disk_tokens and not hardware.disk_bytes_per_s:
+            raise InvalidArgumentError(
+                f"how quick disks are, on which {self.disk_tokens} tokens should lie, is not said",
+                advice="name hardware with disk_bytes_per_s in its file",
+            )
 
 
 @contextmanager
@@ -169,11 +186,7 @@ class Cluster:
     """Runs one trace, once."""
 
     def __init__(self, plan: Plan, hardware: Hardware) -> None:
-        if plan.disk_tokens and not hardware.disk_bytes_per_s:
-            raise InvalidArgumentError(
-                f"how quick disks are, on which {plan.disk_tokens} tokens should lie, is not said",
-                advice="name hardware with disk_bytes_per_s in its file",
-            )
+        plan.check_on(hardware)
         self._plan = plan
         self._hardware = hardware
         self._timeline = timeline = Timeline()
@@ -195,6 +208,7 @@ class Cluster:
             self._join(name)
         self._changes = RoleChanges(self._scheduler, timeline, self._take_role, self._is_needed)
         self._network = network
+        self._replication = Replication(plan.copies, self._index, self._scheduler.ledger)
         self._flights: dict[int, _Flight] = {}
         self._waiting: dict[int, None] = {}
         """Who waits for a node, by number."""
@@ -281,6 +295,10 @@ class Cluster:
         number, now = coming.number, self._timeline.now
         if self._plan.roles and not number:
             self._changes.look_often(lambda: self._outcomes.open > 0)
+        if self._plan.copies:
+            if not number:
+                self._timeline.at(now + WINDOW_S, self._copy_often)
+            self._replication.asked(coming.chain)
         output = max(1, coming.output_tokens) if self._plan.decode else 1
         prompt = TracePrompt(coming.input_tokens, coming.chain, number)
         request = Request(str(number), prompt, _SAMPLING, output, deadline_s=_NEVER_S)
@@ -325,14 +343,16 @@ class Cluster:
             computed=self._computed,
             sent=self._sent,
         )
-        read_s = self._read_s(flight, place) if place.source and self._plan.disk_tokens else 0.0
+        read_s = 0.0
+        if place.source:
+            own = (place.cached - place.pulled) // BLOCK_TOKENS
+            read_s = self._read_s(place.source, flight.chain[own : place.cached // BLOCK_TOKENS])
         self._prefill[place.prefill].take(prompt, place.pulled, read_s)
 
-    def _read_s(self, flight: _Flight, place: Placement) -> float:
-        """How long the owner of a prefix reads its disk for what is pulled."""
-        first, last = (place.cached - place.pulled) // BLOCK_TOKENS, place.cached // BLOCK_TOKENS
-        blocks = self._prefill[place.source].cache.on_disk(flight.chain[first:last])
-        return self._hardware.disk_s(blocks * BLOCK_TOKENS * self._hardware.kv_bytes)
+    def _read_s(self, owner: str, blocks: Sequence[int]) -> float:
+        """How long the owner of blocks reads its disk for them."""
+        count = self._prefill[owner].cache.on_disk(blocks)
+        return self._hardware.disk_s(count * BLOCK_TOKENS * self._hardware.kv_bytes)
 
     def _started(self, prompt: Prefilling) -> None:
         self._flights[prompt.number].course.started(self._timeline.now, prompt.cached)
@@ -357,22 +377,25 @@ class Cluster:
                 lent_tokens=cached - prompt.own,
             ),
         )
-        if not whole and self._turned_away(prompt, self._decode[flight.act.decode]):
+        if not whole and self._turned_away(prompt, flight.act.decode):
             flight.prompt = None
             course.turned_away("refused_at_decode", "it decodes too slowly", 1.0)
         self._go_on(flight)
 
-    def _turned_away(self, prompt: Prefilling, node: DecodeNode) -> bool:
-        """Whether the decode node's own check refuses a sequence."""
+    def _turned_away(self, prompt: Prefilling, name: str) -> bool:
+        """Whether a decode node's own check refuses a sequence."""
         if not self._plan.admission:
             return False
-        step_s = self._hardware.step_s(node.batch + 1, node.tokens + prompt.tokens)
-        return node.batch > 0 and step_s > self._plan.tbt_s
+        # Also those whose KV is on its way, which the node has taken.
+        taken = [each for each in self._scheduler.ledger.on(name) if each.stage == DECODE]
+        tokens = prompt.tokens + sum(each.context for each in taken)
+        return bool(taken) and self._hardware.step_s(len(taken) + 1, tokens) > self._plan.tbt_s
 
     def _sent(self, prompt: Prefilling) -> None:
         flight = self._flights.get(prompt.number)
         if flight is None or flight.prompt is not prompt:  # it was refused or lost meanwhile
             return
+        self._outcomes.sent(flight.number, self._timeline.now, prompt.sending_s)
         flight.prompt, act = None, flight.act
         flight.sequence = sequence = Decoding(
             prompt.tokens, act.new_tokens - 1, flight.first_at, self._decoded, flight.number
@@ -386,6 +409,27 @@ class Cluster:
         flight.course.tokens(now, bytes(sequence.left))
         flight.course.finished("length")
         self._go_on(flight)
+
+    # -- copies ahead of requests
+
+    def _copy_often(self) -> None:
+        now = self._timeline.now
+        for copy in self._replication.due(now):
+            read_s = self._read_s(copy.source, copy.chain[copy.own :])
+            self._timeline.at(now + read_s, self._send_copy, copy)
+        if self._outcomes.open:
+            self._timeline.at(now + WINDOW_S, self._copy_often)
+
+    def _send_copy(self, copy: Copy) -> None:
+        source, target = self._prefill[copy.source], self._prefill[copy.target]
+        tokens = (len(copy.chain) - copy.own) * BLOCK_TOKENS
+        self._outcomes.copied_tokens += tokens
+        count = tokens * self._hardware.kv_bytes
+        self._network.send(source.number, target.number, count, self._copied, copy)
+
+    def _copied(self, copy: Copy) -> None:
+        if copy.target in self._scheduler.ledger.instances:  # else it has failed meanwhile
+            self._prefill[copy.target].keep(copy.chain)
 
     # -- nodes that fail
 

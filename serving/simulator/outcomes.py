@@ -28,6 +28,10 @@ class Outcomes:
         self.slowest_s = np.full(requests, np.nan)
         """Mean of the longest tenth of the times between the tokens that followed. These two are
         those of its last attempt, if nodes failed it."""
+        self.sending_s = np.full(requests, np.nan)
+        """How long its KV took to where it is decoded, for which it leaves as it is computed."""
+        self.there_s = np.full(requests, np.nan)
+        """When all of that was there."""
         self.computing_s = np.zeros(requests)
         self.cached_tokens = np.zeros(requests, np.int64)
         self.disk_tokens = np.zeros(requests, np.int64)
@@ -39,6 +43,8 @@ class Outcomes:
         self.open = requests
         """How many have not ended."""
         self.role_changes = 0
+        self.copied_tokens = 0
+        """Those sent ahead of requests."""
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -60,6 +66,10 @@ class Outcomes:
             if from_disk:
                 self.disk_tokens[number] = from_disk
         self.computing_s[number] += seconds
+
+    def sent(self, number: int, now: float, seconds: float) -> None:
+        """Its KV is where it is decoded, after so long on its way."""
+        self.there_s[number], self.sending_s[number] = now, seconds
 
     def decoded(self, number: int, second_s: float, slowest_s: float) -> None:
         """All its tokens are there."""
@@ -120,6 +130,7 @@ def summary(
         "failed": failed,
         "retried": int(np.count_nonzero(outcomes.retries)),
         "role_changes": outcomes.role_changes,
+        "copied_tokens": outcomes.copied_tokens,
         "simulated_s": outcomes.lasted_s,
         "hit_ratio": float(outcomes.cached_tokens.sum() / max(1, input_tokens[computed].sum())),
         "disk_ratio": float(outcomes.disk_tokens.sum() / max(1, input_tokens[computed].sum())),

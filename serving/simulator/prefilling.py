@@ -48,6 +48,10 @@ class Prefilling:
     load_s: float = 0.0
     seconds: float = 0.0
     """Those included."""
+    sent_from: float = 0.0
+    """When its KV began to be sent."""
+    sending_s: float = 0.0
+    """How long that took, without what was sent at the end."""
     left: int = field(default=2, init=False)
 
 
@@ -95,6 +99,10 @@ class PrefillNode:
             count = pulled * self._hardware.kv_bytes
             self._network.send(prompt.source, self.number, count, self._arrived, prompt)
 
+    def keep(self, chain: Sequence[int]) -> None:
+        """Blocks are here, computed or sent."""
+        self._told(*self.cache.insert(chain))
+
     def drop(self, prompt: Prefilling) -> None:
         """Give a prompt up that waits or is computed; `begin` follows."""
         prompt.there = True
@@ -137,7 +145,8 @@ class PrefillNode:
         self._timeline.at(self._timeline.now + prompt.seconds, self._done, prompt)
         if prompt.target >= 0:
             count = prompt.tokens * self._hardware.kv_bytes
-            self._network.send(self.number, prompt.target, count, self._part, prompt)
+            prompt.sent_from = self._timeline.now
+            self._network.send(self.number, prompt.target, count, self._flowed, prompt)
 
     def _look_at_prefix(self, prompt: Prefilling) -> None:
         """What there is of it, and so how long it takes."""
@@ -154,7 +163,7 @@ class PrefillNode:
         if prompt is not self._computing:
             return  # it was given up
         self._computing = None
-        self._told(*self.cache.insert(prompt.chain))
+        self.keep(prompt.chain)
         prompt.computed(prompt)
         if prompt.target >= 0:
             hardware = self._hardware
@@ -163,6 +172,10 @@ class PrefillNode:
             last_s = count / hardware.network_bytes_per_s
             self._timeline.at(self._timeline.now + last_s, self._part, prompt)
         self.begin()
+
+    def _flowed(self, prompt: Prefilling) -> None:
+        prompt.sending_s = self._timeline.now - prompt.sent_from
+        self._part(prompt)
 
     @staticmethod
     def _part(prompt: Prefilling) -> None:

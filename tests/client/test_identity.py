@@ -47,6 +47,14 @@ def test_one_of_several_digests_is_found_by_any_whole_number(number):
         digests[1.0]
 
 
+def test_digests_are_counted_from_their_end_as_well():
+    each = [bytes([number]) * 16 for number in range(3)]
+    digests = Digests(each)
+    assert [digests[at] for at in (-1, -2, -3)] == [Digests(one) for one in reversed(each)]
+    with pytest.raises(IndexError, match="digest -4 of 3"):
+        digests[-4]
+
+
 def test_a_master_that_keeps_its_state_goes_on_with_the_names(own_cluster, connect):
     cluster = own_cluster(workers=1)
     store = connect(cluster.url)

@@ -178,6 +178,24 @@ def test_what_the_store_damaged_is_lost_and_nothing_else() -> None:
     pool.check()
 
 
+def test_what_a_disk_damaged_is_read_from_below_it() -> None:
+    pool = world(disk=2 * MIB)
+    pool.put(1, SIZE)
+    assert pool.shard.hauls.demote(rows_of(pool, 1)) == 1
+    assert pool.work() == 1
+    pool.shard.hauls.offer(rows_of(pool, 1), Tier.DISK, keep=True)
+    assert pool.work() == 1
+    assert pool.tiers(1) == DISK | COLD
+    assert pool.shard.hauls.promote(rows_of(pool, 1)) == 1
+    pool.fetch()
+    (haul,) = pool.running
+    assert pool.carry(haul, [DAMAGED]) == S.OK
+    assert pool.tiers(1) == COLD
+    assert pool.get(1)
+    assert pool.shard.stats().lost_objects == 0
+    pool.check()
+
+
 def test_the_owner_learns_what_is_not_there_any_more() -> None:
     pool = world()
     for key in (1, 2, 3):

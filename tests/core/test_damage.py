@@ -198,6 +198,29 @@ def test_no_damage_takes_what_was_told_twice() -> None:
         assert life.client in shard.client_by_handle
 
 
+def test_nothing_is_told_twice_in_one_run() -> None:
+    life = Life()
+    missing = life.cut()
+    client = life.shard.open_client(life.now, b"d" * 16, 1, "host")
+    life.shard.tick(life.now)  # while nobody has taken away what was told
+    behind = life.cut()
+    life.shard.tick(life.now)
+    shard, _ = life.without(*range(missing, behind))
+    assert client in shard.client_by_handle
+
+
+def test_what_was_told_later_counts_though_what_it_replaced_was_told_again_behind_it() -> None:
+    life = Life()
+    missing = life.cut()
+    life.shard.tenant("default", 8 * MIB)
+    behind = life.cut()
+    life.shard.tenant("default", 4 * MIB)
+    life.cut()
+    life.shard.tick(life.now)
+    shard, _ = life.without(*range(missing, behind))
+    assert shard.tenant_quota(0) == 4 * MIB
+
+
 def test_what_lay_on_a_segment_nobody_was_told_of_is_dropped() -> None:
     life = Life()
     whole = life.cut()
@@ -273,6 +296,20 @@ def test_space_of_what_is_lost_waits_for_the_last_lease() -> None:
     life.shard.get(life.now, life.client, digests_of([1]), HOUR)
     life.cut()
     shard, _ = life.without(missing - 1, told_until=told_until)
+    assert not places(shard, life.client, life.now + HOUR - SECOND)
+    assert places(shard, life.client, life.now + HOUR + SECOND)
+
+
+def test_space_of_what_left_while_it_was_read_waits_for_its_reader() -> None:
+    life = Life(**SHORT | {"lease_ttl_max_ns": HOUR})
+    life.put([1])
+    life.shard.get(life.now, life.client, digests_of([1]), HOUR)
+    missing = life.cut()
+    life.shard.remove(life.now, digests_of([1]), force=True)
+    behind = life.cut()
+    life.put([2])
+    shard, what = life.without(*range(missing, behind))
+    assert (what.lost, what.dropped) == (0, 0)
     assert not places(shard, life.client, life.now + HOUR - SECOND)
     assert places(shard, life.client, life.now + HOUR + SECOND)
 

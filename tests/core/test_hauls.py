@@ -253,6 +253,17 @@ def test_the_worker_that_went_gives_its_hauls_up() -> None:
     pool.check()
 
 
+@pytest.mark.parametrize("fenced", [True, False])
+def test_space_waits_for_a_worker_that_went_unless_it_can_write_no_more(fenced: bool) -> None:
+    pool = world()
+    pool.put(1, SIZE)
+    assert pool.shard.hauls.demote(rows_of(pool, 1)) == 1
+    pool.fetch()
+    pool.shard.close_client(pool.now, pool.client, fenced)
+    assert len(pool.shard.hauls) == 0
+    assert pool.shard.stats().quarantined_bytes == (0 if fenced else SIZE)
+
+
 @pytest.mark.parametrize("absent", [True, False])
 @pytest.mark.parametrize("end", ["memory", "disk"])
 def test_a_haul_from_or_to_what_is_gone_gives_nothing_up(end: str, absent: bool) -> None:

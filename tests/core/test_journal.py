@@ -10,6 +10,7 @@ import pytest
 
 from mooncake_store.core import journal
 from mooncake_store.core import ring as header
+from mooncake_store.core.kernels import cells
 from mooncake_store.core.options import ShardConfig, SoftPin, StartOptions
 from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.core.restore import StreamEnd, restore
@@ -310,6 +311,37 @@ def test_a_snapshot_in_slices_sees_what_changes_meanwhile(monkeypatch: pytest.Mo
     life.again()
 
 
+def test_a_snapshot_whose_end_finds_no_room_is_not_complete(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    life = Life()
+    life.put(list(range(600)))
+    sink, ring = life.kept.sink, life.kept.ring.header
+    sink.take()
+    life.put(list(range(600, 900)))
+    before = int(ring[header.SNAPSHOT])
+    sink.wants_snapshot = True
+    with monkeypatch.context() as patched:
+        patched.setattr(sink, "make_room", lambda words: False)
+        life.shard.tick(life.now)
+        assert life.shard.journal.behind
+        life.again()
+    for _ in range(2):  # writes what waits, then tells of the end once more
+        life.shard.tick(life.now)
+    sink.wants_snapshot = False
+    assert int(ring[header.SNAPSHOT]) > before
+    sink.forget(int(ring[header.SNAPSHOT]))
+    life.again()
+
+
+def test_a_row_is_written_down_where_there_is_just_the_room_for_the_largest() -> None:
+    life = Life()
+    life.put([1])
+    for room, place in ((cells.CELL_WORDS_MAX - 1, 0), (cells.CELL_WORDS_MAX, 1)):
+        life.shard.journal.mark(0)  # who writes waits for as much, and tries until it is written
+        assert cells.write_marked(life.shard.words, 0, room) == place
+
+
 def test_a_batch_that_is_larger_than_the_ring_is_written_down_whole() -> None:
     life = Life()
     life.put(list(range(5000)), 64)
@@ -472,3 +504,17 @@ def test_what_a_late_writer_may_touch_is_known_after_a_second_restart_as_well() 
     waits = resting_of(life.shard, life.now)
     assert len(waits) == 1
     assert resting_of(second.shard, life.now) == resting_of(third, life.now) == waits
+
+
+def test_the_last_lease_is_known_after_a_second_restart_as_well() -> None:
+    life = Life()
+    life.put([1])
+    life.shard.get(life.now, life.client, digests_of([1]), TTL)
+    words, ring = life.kept.sink.take(), life.kept.ring.header
+    second = Kept(life.shard.config, position=int(ring[header.HEAD]))
+    restore(second.shard, words, StreamEnd(life.now, life.now + TTL, 1, 10, 0), life.now)
+    end = StreamEnd(life.now, int(second.ring.header[header.HORIZON]), 1, 10, 0)
+    third = Kept(life.shard.config).shard
+    restore(third, [*words, *second.sink.take()], end, life.now)
+    assert third.remove(life.now, digests_of([1]))[0] == Status.HAS_LEASE
+    assert third.remove(life.now + TTL, digests_of([1]))[0] == Status.OK

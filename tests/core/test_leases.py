@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from mooncake_store.core import shard, space
+from mooncake_store.core.codes import GENERATION
+from mooncake_store.core.kernels.leases import SETS
 from mooncake_store.core.records import Status
 from tests.core.lab import MIB, SECOND, Lab, digests_of
 
@@ -153,6 +155,19 @@ def test_more_holders_than_can_be_told_apart_keep_their_lease() -> None:
     assert lab.remove([1]) == [S.HAS_LEASE]
     lab.sleep(10)
     assert lab.remove([1]) == [S.OK]
+
+
+def test_holders_of_an_object_that_is_counted_beside_another_do_not_prolong_its_lease() -> None:
+    lab, generation = leased(10)
+    other = lab.open(2)
+    lab.get([1], ttl=10, client=other)
+    lab.shard.tally[GENERATION] += SETS - 1
+    beside = lab.put([2])
+    assert (beside - generation) % SETS == 0
+    for client in (lab.client, other):
+        lab.get([2], ttl=30, client=client)
+        assert lab.release([1], generation, client=client) == [S.OK]
+    assert [lab.stat(key).lease_ns for key in (1, 2)] == [0, 30 * SECOND]
 
 
 def test_what_a_client_leased_itself_does_not_keep_it_from_removing() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eviction import HitCount, count_hits, create_policy, parse_trace, read_trace, synthetic_trace
+from eviction.registry import find_policy
 
 CAPACITIES = (1_000, 10_000, 30_000, 50_000, 100_000, None)
 
@@ -58,6 +59,32 @@ def test_hit_ratios_are_the_published_ones(conversation, policy):
         for capacity in CAPACITIES
     ]
     assert tuple(ratios) == RATIOS[policy]
+
+
+def given_up_after_use(trace, name, capacity):
+    """The hits of a policy, and how many blocks it gave up that had been used again here."""
+    used, given_up = set(), []
+
+    class Watched(find_policy(name)):
+        def insert(self, ids, depths=None):
+            used.update(id_ for id_ in ids.tolist() if id_ in self)
+            super().insert(ids, depths)
+
+        def remove(self, ids):
+            given_up.extend(used.intersection(ids.tolist()))
+            used.difference_update(given_up)
+            super().remove(ids)
+
+    return count_hits(trace.ids, trace.offsets, Watched, capacity).hits, len(given_up)
+
+
+@pytest.mark.parametrize(("capacity", "alike"), [(200, False), (1_000, True), (30_000, True)])
+def test_sieve_hits_what_lfu_does_until_one_of_them_gives_up_a_used_block(
+    conversation, capacity, alike
+):
+    sieve, lfu = (given_up_after_use(conversation, name, capacity) for name in ("sieve", "lfu"))
+    assert (sieve[1] == lfu[1] == 0) is alike
+    assert (sieve[0] == lfu[0]) is alike
 
 
 def test_the_order_of_use_within_a_request_hardly_matters_to_lru(conversation):

@@ -178,6 +178,28 @@ def test_a_reader_whose_parts_are_gone_says_so(fs):
         assert file.tell() == PART
 
 
+@pytest.mark.parametrize("size", [100, 3 * PART])
+def test_a_closed_reader_reads_nothing_more(fs, size):
+    fs.pipe_file("file", content(size))
+    file = fs.open("file")
+    assert file.read(10) == content(size)[:10]
+    file.close()
+    room = bytearray(size)
+    for use in (
+        file.read,
+        file.read1,
+        file.readline,
+        file.peek,
+        file.tell,
+        lambda: file.seek(0),
+        lambda: file.readinto(room),
+        lambda: file.readinto1(room),
+    ):
+        with pytest.raises(ValueError, match="closed file"):
+            use()
+    assert not any(room)
+
+
 def test_exclusive_create(fs):
     fs.pipe_file("file", b"first")
     with pytest.raises(FileExistsError):

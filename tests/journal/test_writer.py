@@ -179,6 +179,51 @@ def test_files_stay_while_the_end_of_their_snapshot_is_not_written(run):
     assert shard.read().complete
 
 
+def test_a_snapshot_that_fills_files_keeps_all_since_its_beginning(run):
+    disk = TroubledDisk()
+    shard = run(disk=disk, file_bytes=8192)
+    shard.keep()
+    shard.publish(1000)
+    shard.settle()
+    first = shard.head
+    for _ in range(3):  # each behind the end of a file
+        shard.publish(1000)
+        shard.settle()
+    shard.ring.header[SNAPSHOT] = first
+    shard.writer.wake()
+    until(lambda: "unlink" in disk.calls and disk.calls[-1] == "fsync_folder")
+    shard.close()
+    contents = shard.read()
+    assert covered(contents) == [(first, shard.head)]
+    assert contents.complete
+
+
+def test_files_stay_while_a_snapshot_that_ended_during_a_write_is_not_written(run):
+    disk = TroubledDisk()
+    begins_at, written = [], []
+
+    def end_snapshot(start, stop):
+        if start in begins_at:  # the writer has looked where the stream ends already
+            publish(shard.ring, 1000)
+            shard.ring.header[SNAPSHOT] = start
+
+    def unlink(path):
+        written.append(at(shard.ring, WRITTEN))
+        Disk.unlink(disk, path)
+
+    disk.unlink = unlink
+    shard = run(disk=disk, file_bytes=8192, note=end_snapshot)
+    shard.keep()
+    shard.publish(1000)
+    shard.settle()
+    begins_at.append(shard.head)
+    shard.publish(1000)
+    until(lambda: written)
+    assert min(written) == shard.head
+    shard.close()
+    assert shard.read().complete
+
+
 def test_a_next_run_goes_on_in_another_file_with_the_ring_as_it_was(run):
     first = run()
     first.keep()

@@ -116,7 +116,7 @@ class Run:
             site.clients.restore(site.now())
         facts = ClusterFacts(
             "name", 1, "version", (HERE,), HERE, 1000, 10_000, "xxh3", b"",
-            life if self.kept and life is not None else next(_lives),
+            life if self.kept and life is not None else next(_lives), 1000,
         )  # fmt: skip
         await self.cluster.begin(facts, self.links, self.liveness)
         return self

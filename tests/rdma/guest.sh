@@ -33,7 +33,7 @@ disk() {
   echo 4420 >"$target/ports/1/addr_trsvcid"
   ln -s "$target/subsystems/$name" "$target/ports/1/subsystems/$name"
   exec 3<>/dev/nvme-fabrics
-  printf %s "transport=tcp,traddr=127.0.0.1,trsvcid=4420,nqn=$name,hostnqn=$name-host" >&3
+  printf %s "transport=tcp,traddr=127.0.0.1,trsvcid=4420,nqn=$name" >&3
   exec 3>&-
   for _ in $(seq 100); do [ -b /dev/nvme0n1 ] && break; sleep 0.1; done
   [ "$(cat /sys/class/nvme/nvme0/transport)" = tcp ]

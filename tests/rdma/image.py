@@ -12,6 +12,7 @@ minute; later ones find everything in the cache and write a new 2 MB initramfs.
 from __future__ import annotations
 
 import gzip
+import lzma
 import os
 import re
 import shutil
@@ -151,21 +152,32 @@ def early_modules() -> list[Path]:
     needs = {}
     for line in (base / "modules.dep").read_text().splitlines():
         path, _, others = line.partition(":")
-        needs[Path(path).stem.replace("-", "_")] = [path, *others.split()]
+        needs[module_name(path).replace("-", "_")] = [path, *others.split()]
     ordered: dict[Path, None] = {}
     for name in EARLY:
-        for path in reversed(needs[name]):
+        for path in reversed(needs.get(name, ())):  # not listed: built in, as of Debian 13
             ordered.setdefault(base / path)
     return list(ordered)
+
+
+def module_name(path: str | Path) -> str:
+    """The name of a module's file, less .ko or .ko.xz."""
+    return Path(path).name.partition(".")[0]
+
+
+def module_bytes(path: Path) -> bytes:
+    """What is in a module's file, as the kernel takes it."""
+    return lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
 
 
 def initramfs(start: Path) -> Path:
     """Write the initramfs that mounts the root and runs `start` in it; return its path."""
     modules = early_modules()
+    names = " ".join(map(module_name, modules))
     files = {
-        "init": INIT.format(modules=" ".join(path.stem for path in modules), start=start).encode(),
+        "init": INIT.format(modules=names, start=start).encode(),
         "bin/busybox": Path(shutil.which("busybox") or "").read_bytes(),
-        **{f"m/{path.name}": path.read_bytes() for path in modules},
+        **{f"m/{module_name(path)}.ko": module_bytes(path) for path in modules},
     }
     archive = bytearray()
     for number, name in enumerate(("bin", "m")):

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
-import numpy as np
 import pytest
 
 from eviction import synthetic_trace
@@ -126,24 +125,6 @@ with tempfile.NamedTemporaryFile("w", suffix=".py") as _file:
 class TestAgeing(EvictionPolicyContract):
     def make(self, capacity_ids):
         return _made["Ageing"](capacity_ids)
-
-
-class TestWorn(EvictionPolicyContract):
-    def make(self, capacity_ids):
-        return _made["Worn"](capacity_ids)
-
-
-def test_a_block_leaves_when_it_is_old_for_its_uses():
-    policy = _made["Worn"](16)
-    policy.insert(np.array([3, 2, 1, 0]), np.array([3, 2, 1, 0]))
-    policy.touch(np.array([0, 1]))
-    assert policy.coldest(4).tolist() == [3, 2, 0, 1]
-    for number in range(4, 16, 2):
-        policy.insert(np.array([number + 1, number]), np.array([1, 0]))
-    order = policy.coldest(16).tolist()
-    assert set(order[:6]) >= {3, 5, 7, 9}, "ends of prompts leave first"
-    # Used twice, but old; between the oldest and the youngest of those used once.
-    assert order.index(4) < order.index(0) < order.index(14)
 
 
 def placed(name):

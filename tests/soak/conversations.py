@@ -7,7 +7,7 @@ system that has just been started and has served one prompt; at last under the c
 as many coupled workers as there were of both roles.
 
 It prints the times to the first token and between tokens and how much of the prompts was found, by
-policy, and fails where the cache-centric one has not the least mean of all policies.
+policy, and fails where a policy that predicts nothing, or pulls nothing, has the least mean of all.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ async def run(options) -> int:
     if options.json:
         print(json.dumps(rows))
     best = min(means, key=means.__getitem__)
-    if best != "cache-centric" and "cache-centric" in means:
+    if best not in ("cache-centric", "considerate") and "cache-centric" in means:
         print(f"FAILED: {best} has the least mean time to the first token")
         return 1
     return 0

@@ -14,6 +14,7 @@ from transfer_engine.errors import NotFoundError
 from transfer_engine.kernels.moving import COLUMNS_AT, PEER_CLOSED, REPLY_WORDS, UNEXPECTED
 from transfer_engine.transports.stream import (
     _FIXED,
+    DATA_BYTES_MAX,
     READ,
     REPLY,
     REPLY_BODY_BYTES,
@@ -177,6 +178,26 @@ def test_a_request_that_does_not_fit_is_left_to_python_with_its_header_alone(ser
     assert loop.state[3] == loop.kernels.COLUMNS
     head = loop.message[REPLY_WORDS:COLUMNS_AT].tobytes()
     assert head + loop.owner.recv(1000) == many
+    loop.close()
+
+
+def test_more_bytes_than_a_message_may_carry_are_left_to_python(loop):
+    loop.rows[9] = DATA_BYTES_MAX + 1
+    loop.take(request(READ, [(0, DATA_BYTES_MAX), (0, 1)]))
+    loop.client.close()  # who sends it after all fails, and does not wait for a reader
+    assert loop.serve() == UNEXPECTED
+
+
+@pytest.mark.parametrize("more", [-16, 16])
+def test_a_body_that_its_ranges_do_not_fill_is_left_to_python(serving, more):
+    loop = Loop(serving, spin_ns=50_000_000)
+    loop.take(request(READ, [(0, 8)]))
+    body = REQUEST_BODY_BYTES + 16 + more
+    wrong = REQUEST.pack(MAGIC, VERSION, 0, READ, body, 0, 9, UUID, 0, 1) + bytes(16)
+    loop.client.send(wrong)
+    assert loop.serve() == UNEXPECTED
+    assert loop.state[3] == loop.kernels.COLUMNS
+    assert loop.state[5] == 1
     loop.close()
 
 

@@ -12,15 +12,15 @@ SLO = Slo(ttft_s=2.0, tbt_s=0.1)
 EVERY = [AtDecode(), ByLoad(), ByForecast()]
 
 
-def outlook(ttft_s=1.0, batches=(0, 0), under_way=(), decode_s=5.0, queue_s=0.5):
+def outlook(ttft_s=1.0, batches=(0, 0), under_way=(), decode_s=5.0, queue_s=0.5, where="d0"):
     """Two decode instances, 20 ms between tokens for each request in a batch."""
     models = Costs(decode=LearntDecode((0.0, 0.02, 0.0)), duration=LearntDuration(decode_s))
     views = [DecodeView(f"d{at}", batch) for at, batch in enumerate(batches)]
     expected = UnderWay()
     for begins in under_way:
-        expected.add(begins, 10)
+        expected.add(begins, 10, where)
     chosen = min(views, key=lambda view: view.batch)
-    return Outlook(100.0, SLO, ttft_s, queue_s, 10, chosen, len(views), expected, models)
+    return Outlook(100.0, SLO, ttft_s, queue_s, 10, chosen, expected, models)
 
 
 @pytest.mark.parametrize("policy", EVERY)
@@ -38,7 +38,7 @@ def test_a_late_first_token_is_refused_with_the_wait_that_helps(policy):
 @pytest.mark.parametrize("policy", EVERY)
 def test_who_would_be_alone_is_taken_whatever_is_predicted(policy):
     models = Costs(decode=LearntDecode((9.0, 9.0, 0.0)), duration=LearntDuration(5.0))
-    lone = Outlook(100.0, SLO, 50.0, 0.0, 10, DecodeView("d0", 0), 2, UnderWay(), models)
+    lone = Outlook(100.0, SLO, 50.0, 0.0, 10, DecodeView("d0", 0), UnderWay(), models)
     assert policy.refusal(lone) is None
 
 
@@ -56,23 +56,33 @@ def test_the_instance_that_is_chosen_counts_and_not_how_busy_others_are():
 
 
 def test_a_forecast_counts_who_decodes_by_then():
-    # Nobody decodes now, ten will: the current load says yes, the forecast no.
-    soon = [100.5] * 10
+    # Nobody decodes now, five will: the current load says yes, the forecast no.
+    soon = [100.5] * 5
     assert ByLoad().refusal(outlook(under_way=soon)) is None
     assert "will be busy" in ByForecast().refusal(outlook(under_way=soon)).reason
+    assert ByForecast().refusal(outlook(under_way=soon, where="d1")) is None, "those go elsewhere"
 
 
-def test_a_forecast_leaves_out_who_will_have_ended():
-    # Twelve decode now, all of them for 4.5 s already, of 5: they are gone when this one begins.
-    busy = outlook(batches=(6, 6), under_way=[95.5] * 12)
-    for slot in range(12):
-        busy.under_way.began(slot, 95.5)
+def test_a_forecast_leaves_out_who_will_have_ended_while_it_waits():
+    # Six decode, for 1 s on average: two are left when its prompt is begun with.
+    busy = outlook(batches=(6, 6), under_way=[95.0] * 6, decode_s=1.0, queue_s=1.0, ttft_s=1.5)
     assert ByLoad().refusal(busy) is not None
     assert ByForecast().refusal(busy) is None
 
 
+def test_what_ends_while_a_prompt_is_computed_goes_to_others():
+    busy = outlook(batches=(6, 6), under_way=[95.0] * 6, decode_s=1.0, queue_s=0.0, ttft_s=1.5)
+    assert ByForecast().refusal(busy) is not None
+
+
+def test_who_outlasts_the_mean_is_still_there():
+    # Of 5 s each has had 20: long answers are those that are there.
+    busy = outlook(batches=(6, 6), under_way=[80.0] * 6, queue_s=0.1)
+    assert ByForecast().refusal(busy) is not None
+
+
 def test_a_forecast_leaves_out_who_comes_later():
-    later = [101.5] * 12
+    later = [101.5] * 6
     assert ByForecast().refusal(outlook(ttft_s=1.0, under_way=later)) is None
 
 

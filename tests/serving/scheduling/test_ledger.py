@@ -1,5 +1,7 @@
 """Sums that are kept as requests come and go are those of the requests. Time is played."""
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -130,6 +132,14 @@ def test_who_is_gone_leaves_no_trace_once_its_requests_have_ended():
     assert ledger._work == {}
 
 
+def test_who_decodes_elsewhere_than_planned_is_expected_there():
+    ledger = Ledger()
+    ledger.assign(Flight("r0", 10, 10, 0, "p0", "d0", 0.0, 1.0, 1.0))
+    ledger.redirect("r0", "d1")
+    found = {name: ledger.under_way.at(name, 0.0, 2.0, 0.0, 5.0) for name in DECODES}
+    assert found == {"d0": (0.0, 0.0), "d1": (1.0, 10.0)}
+
+
 def test_an_instance_that_comes_back_with_other_room_is_seen_with_that():
     ledger = Ledger()
     ledger.join(Instance("d0", DECODE, kv_tokens=100))
@@ -140,29 +150,35 @@ def test_an_instance_that_comes_back_with_other_room_is_seen_with_that():
 
 
 EXPECTED = st.lists(
-    st.tuples(st.floats(0, 30), st.integers(1, 9000), st.booleans(), st.booleans()), max_size=150
+    st.tuples(
+        st.floats(0, 30), st.integers(1, 9000), st.sampled_from("ab"), st.booleans(), st.booleans()
+    ),
+    max_size=150,
 )
 
 
 @pytest.mark.parametrize("kernel", [decode_at, decode_at.py_func], ids=["compiled", "interpreted"])
 @settings(max_examples=100, deadline=None)
-@given(EXPECTED, st.floats(10, 40), st.floats(0, 20), st.floats(0.1, 30))
-def test_who_decodes_at_a_moment_is_counted(kernel, requests, now, later_s, longest_s):
-    under_way, moment = UnderWay(), now + later_s
-    batch = tokens = 0
-    for begins, count, decodes, ended in requests:
-        slot = under_way.add(begins, 1)
+@given(EXPECTED, st.floats(10, 40), st.floats(0, 20), st.floats(0, 1), st.floats(0.1, 30))
+def test_who_decodes_at_a_moment_is_counted(kernel, requests, now, later_s, waited, mean_s):
+    under_way, moment, until = UnderWay(), now + later_s, now + waited * later_s
+    batch = tokens = 0.0
+    for begins, count, where, decodes, ended in requests:
+        slot = under_way.add(begins, 1, "a")
+        under_way.move(slot, where)
         under_way.resize(slot, count)
         if decodes:
             under_way.began(slot, min(begins, now))
         if ended:
             under_way.remove(slot)
             continue
-        # One that is late begins now.
-        at = min(begins, now) if decodes else max(begins, now)
-        if at <= moment and at > moment - longest_s:
-            batch, tokens = batch + 1, tokens + count
+        # One that is late begins now; one that decodes has as long to go as if it began now.
+        at = now if decodes else max(begins, now)
+        if at <= moment and where == "a":
+            there = math.exp(-max(0.0, until - at) / mean_s)
+            batch, tokens = batch + there, tokens + there * count
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("serving.scheduling.under_way.decode_at", kernel)
-        assert under_way.at(now, moment, longest_s) == (batch, tokens)
+        found = under_way.at("a", now, moment, until, mean_s)
+    assert found == pytest.approx((batch, tokens))
     assert len(under_way) == sum(not ended for *_, ended in requests)

@@ -97,6 +97,34 @@ def test_who_looks_only_when_it_decodes_wastes_prefills():
     assert late.wasted_s > early.wasted_s
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_earlier_decode_load_is_foreseen_the_less_prefill_is_wasted(seed):
+    rng = np.random.default_rng(seed)
+    ends = np.cumsum(rng.integers(5, 80, 400)).tolist()
+    crowd = trace_of(
+        *zip(
+            np.cumsum(rng.exponential(250, 400)).astype(int).tolist(),
+            map(range, [0, *ends], ends),
+            rng.geometric(1 / 300, 400).tolist(),
+            strict=False,
+        )
+    )
+    late, early, foreseen = (
+        run(crowd, prefill=10, decode=3, admission=name).wasted_s
+        for name in ("at-decode", "load", "forecast")
+    )
+    assert late > early > foreseen
+
+
+def test_a_decode_node_counts_those_it_took_whose_kv_is_on_its_way():
+    both = trace_of((0, range(8), 50), (0, range(8, 16), 50))
+    one_s = HARDWARE.step_s(1, 9 * BLOCK_TOKENS)
+    plan = {"prefill": 2, "decode": 1, "admission": "at-decode"}
+    assert run(both, tbt_s=2 * one_s, **plan).finished.all()
+    crowded = run(both, tbt_s=1.01 * one_s, **plan)
+    assert sorted(crowded.codes) == ["length", "refused_at_decode"]
+
+
 def test_the_same_plan_has_the_same_outcomes_and_another_seed_others():
     trace = synthetic_trace(200, seed=1)
     one, two, other = (

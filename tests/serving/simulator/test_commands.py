@@ -1,17 +1,19 @@
-"""`mooncake simulate`, hardware files, and the comparison with the paper."""
+"""`mooncake simulate`, and hardware files."""
 
+import csv
 import json
 import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from eviction import read_trace, synthetic_trace
 from mooncake_store.cli.main import main
 from mooncake_store.errors import ConfigError
 from serving.simulator.cluster import Cluster, Plan
 from serving.simulator.hardware import known_hardware, read_hardware
-from serving.simulator.paper import compare
+from serving.simulator.measured import write_hardware
 from serving.traces.writing import rows_of, write_rows
 
 
@@ -54,6 +56,39 @@ def test_an_ablation_has_every_combination_beside_the_first_of_its_cache(trace_f
     assert rows[4]["hit_ratio"] > rows[0]["hit_ratio"]
 
 
+def test_an_ablation_varies_disks_and_names_the_quickest_of_each_memory(
+    trace_file, tmp_path, capsys
+):
+    quick, runs = tmp_path / "quick.toml", tmp_path / "runs.csv"
+    write_hardware(quick, replace(read_hardware("a800-llama3-70b"), disk_bytes_per_s=64e9))
+    words = ["simulate", "ablation", str(trace_file), "--prefill", "2", "--hardware", str(quick)]
+    words += ["--cache", "20000", "--disk", "0,200000", "--placement", "random,cache-centric"]
+    assert main([*words, "--csv", str(runs), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    rows, best = told["rows"], told["best"]
+    assert [(row["disk_tokens"], row["placement"]) for row in rows] == [
+        (disk, placement) for disk in (0, 200_000) for placement in ("random", "cache-centric")
+    ]
+    assert rows[2]["hit_ratio"] > rows[0]["hit_ratio"], "what left memory is found on the disk"
+    assert rows[2]["hit_gain"] > 0, "beside the same memory without one"
+    assert best == [rows[1], rows[3]]
+    lines = list(csv.DictReader(runs.read_text().splitlines()))
+    assert [float(line["ttft_mean_s"]) for line in lines] == [row["ttft_mean_s"] for row in rows]
+    assert main(words) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "20,000 tokens in memory: lru, cache-centric, 1.5. First tokens come" in shown
+    assert "20,000 tokens in memory and 200,000 on disk: lru, cache-centric" in shown
+    assert "sooner than by lru, random, 1.5." in shown
+
+
+def test_of_an_ablation_the_earlier_of_equally_quick_ones_is_the_best(trace_file, capsys):
+    words = ["simulate", "ablation", str(trace_file), "--prefill", "1", "--json"]
+    assert main([*words, "--placement", "least-loaded,local-cache"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["rows"][0]["ttft_mean_s"] == told["rows"][1]["ttft_mean_s"]
+    assert [row["placement"] for row in told["best"]] == ["least-loaded"]
+
+
 def test_one_run_of_an_ablation_is_that_run(trace_file, capsys):
     words = [str(trace_file), "--prefill", "2", "--decode", "0", "--balancing", "1", "--json"]
     assert main(["simulate", "ablation", *words]) == 0
@@ -69,6 +104,7 @@ def test_one_run_of_an_ablation_is_that_run(trace_file, capsys):
         (["--cache", "1,x"], "--cache '1,x' is no list of numbers"),
         (["--eviction", "lru,mru"], "unknown eviction policy 'mru'"),
         (["--placement", "best"], "unknown placement policy 'best'"),
+        (["--disk", "0,5120"], "how quick disks are, on which 5120 tokens should lie, is not said"),
     ],
 )
 def test_an_ablation_refuses_what_it_cannot_run_before_it_runs(trace_file, capsys, words, said):
@@ -138,15 +174,6 @@ def test_a_machine_of_ones_own_is_read_from_its_file(tmp_path):
     path.write_text(path.read_text().replace("kv_bytes = 327680", "kv_bytes = 0"))
     with pytest.raises(ConfigError, match="above 0"):
         read_hardware(path)
-
-
-def test_rows_of_the_paper_that_need_no_trace_are_met(capsys):
-    assert main(["simulate", "paper", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    verdicts = {row["name"].split()[0].rstrip(":"): row["verdict"] for row in rows}
-    assert verdicts["A0"] == verdicts["A1"] == "ok"
-    assert verdicts["A9"] == verdicts["A19"] == "not run"
-    assert [row.verdict for row in compare(None)] == [row["verdict"] for row in rows]
 
 
 def test_the_published_trace_takes_as_long_as_it_did_in_the_paper():

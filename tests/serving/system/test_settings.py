@@ -216,7 +216,8 @@ def test_engines_of_others_are_chosen_by_the_same_policies_but_pull_nothing():
         chosen[name] = placed.prefill
     assert chosen.pop("random") in ("a", "b")
     assert chosen == {
-        "cache-centric": "b", "local-cache": "b", "least-loaded": "a", "round-robin": "a",
+        "cache-centric": "b", "considerate": "b", "local-cache": "b", "least-loaded": "a",
+        "round-robin": "a",
     }  # fmt: skip
 
 

@@ -1,0 +1,52 @@
+"""`mooncake standby`: hold a copy of a master, and lead when it is gone."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mooncake_store.cli.shared.app import JsonOption, command, emit
+from mooncake_store.cli.shared.program_options import ConfigOption, begin, setting_options
+from mooncake_store.config.settings import MasterConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@command(
+    (
+        "mooncake standby --of 10.0.0.5:50051 --host 10.0.0.6 --state /var/lib/mooncake"
+        " --secret-file secret",
+        "on another host, with the same secret as its leader",
+    ),
+)
+@setting_options(MasterConfig)
+def standby(
+    of: Annotated[str, typer.Option("--of", metavar="HOST:PORT", help="The master it follows.")],
+    given: dict[str, Any],
+    file: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hold a copy of what a master writes down, until SIGTERM or Ctrl-C, and lead when promoted.
+
+    Every other option is one of the master that it becomes.
+    """
+    from mooncake_store.program.garbage_collection import hold_garbage_collection
+
+    hold_garbage_collection()
+    from mooncake_store.endpoint import split_address
+    from mooncake_store.master.running import run_standby
+
+    split_address(of)
+    settings, secret = begin(MasterConfig, file, given)
+
+    def ready(facts: "Mapping[str, Any]") -> None:
+        told = "leads" if facts["leads"] else f"follows {of}"
+        emit(
+            {"ready": True, **facts},
+            as_json=as_json,
+            human=lambda: f"mooncake standby {told} at {facts['address']}",
+        )
+        sys.stdout.flush()
+
+    run_standby(settings, of, secret, ready)

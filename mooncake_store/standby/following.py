@@ -1,0 +1,247 @@
+"""Keeping copies of a leader up to date: a thread for each shard, and one for the registers.
+
+    registers = RegistersFollower("10.0.0.5:50051", secret, path, on_first)
+    shard = ShardFollower(registers, mirror, number, secret)
+
+Each asks for what is new and waits for it at the leader. What cannot be reached is asked again,
+for as long as the process runs: a standby outlasts its leader, that is what it is for. Where the
+shards serve is told with the registers, since a leader that is started again has other ports.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from mooncake_store.journal.layout import VERSION
+from mooncake_store.master.registers import REGISTERS as REGISTERS_FILE
+from mooncake_store.master.registers import (
+    RegisterFile,
+    Registers,
+    check_registers,
+    write_registers,
+)
+from mooncake_store.program.logs import StateLog
+from mooncake_store.wire.cluster import CLUSTER
+from mooncake_store.wire.shard import SHARD
+from mooncake_store.wire.standby import (
+    JOURNAL,
+    REGISTERS,
+    CopiedShard,
+    RegistersReply,
+    RegistersRequest,
+)
+from transfer_engine.errors import ConfigError, RemoteProtocolError, StoreError
+from transfer_engine.lasting import LastingThread
+from transfer_engine.rpc.blocking import BlockingConnection
+from transfer_engine.wire.handshake import Identity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from mooncake_store.standby.mirror import ShardMirror
+    from transfer_engine.wire.registry import Operation, Registry
+
+__all__ = ["Follower", "RegistersFollower", "ShardFollower"]
+
+log = logging.getLogger(__name__)
+
+WAIT_MS = 2000
+"""For how long a leader waits for news before it answers that there are none: a sign of life."""
+CALL_S = 10.0
+CONNECT_S = 3.0
+RETRY_S = 0.5
+_MS = 1_000_000
+
+
+class Follower:
+    """A thread that asks its leader again and again. Derived ones say where, and what for."""
+
+    def __init__(self, name: str, registry: Registry, secret: bytes | None) -> None:
+        self.name = name
+        self.why = ""
+        """Why its leader is not heard; empty while it is."""
+        self.heard_ns = 0
+        """When it was heard last, on the monotonic clock; 0 for never."""
+        self._registry = registry
+        self._secret = secret
+        self._connection: BlockingConnection | None = None
+        self._stopped = threading.Event()
+        self._states = StateLog(log)
+        self._thread = LastingThread(f"mooncake-standby-{name}", self._turn)
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask no more; return when the thread has ended."""
+        self._stopped.set()
+        self._thread.stop()
+        if self._thread.ident is not None:
+            self._thread.join(CALL_S)
+
+    @property
+    def silent_ms(self) -> int:
+        """For how long nothing was heard; -1 for never."""
+        return (time.monotonic_ns() - self.heard_ns) // _MS if self.heard_ns else -1
+
+    def _address(self) -> tuple[str, str]:
+        """Return where to ask, and the cluster that must answer there, "" for any."""
+        raise NotImplementedError
+
+    def _ask(self) -> None:
+        """Ask once, and take in what is answered."""
+        raise NotImplementedError
+
+    def _turn(self) -> None:
+        try:
+            if self._connection is None:
+                address, cluster = self._address()
+                identity = Identity(self._registry.service, role="standby", cluster=cluster)
+                self._connection = BlockingConnection.connect(
+                    address,
+                    self._registry,
+                    identity=identity,
+                    secret=self._secret,
+                    timeout_s=CONNECT_S,
+                )
+            self._ask()
+        except StoreError as error:
+            if self._stopped.is_set():
+                return
+            self.why = str(error)
+            self._drop()
+            state = "following no more" if isinstance(error, ConfigError) else "cut off"
+            self._states.change(self.name, state, error.what, logging.WARNING)
+            self._stopped.wait(RETRY_S)
+        except BaseException:
+            self._drop()
+            raise
+        else:
+            self._states.change(self.name, "following")
+            self.why = ""
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _call(self, operation: Operation[Any, Any], **fields: Any) -> Any:
+        assert self._connection is not None
+        body = operation.request.pack(**fields)
+        return operation.reply.unpack(self._connection.call(operation, body, timeout_s=CALL_S))
+
+    @property
+    def connected(self) -> bool:
+        """Whether its leader answered when it was asked last."""
+        return self._connection is not None and not self.why
+
+
+class RegistersFollower(Follower):
+    """Copies what the master writes down beside its journals to a state directory."""
+
+    def __init__(
+        self, address: str, secret: bytes | None, path: Path, on_first: Callable[[], object]
+    ) -> None:
+        super().__init__("registers", CLUSTER, secret)
+        self._leader = address
+        self._path = path
+        self._on_first = on_first
+        self.last: RegistersReply | None = None
+        kept = RegisterFile(path).read()
+        self._life = None if kept is None else kept.life
+
+    def _address(self) -> tuple[str, str]:
+        return self._leader, "" if self.last is None else self.last.cluster
+
+    def _ask(self) -> None:
+        last = self.last
+        run, version = (0, 0) if last is None else (last.run, last.version)
+        request = RegistersRequest(run, version, WAIT_MS)
+        assert self._connection is not None
+        body = self._connection.call(REGISTERS, REGISTERS.request.pack(request), timeout_s=CALL_S)
+        reply = REGISTERS.reply.unpack(body)
+        self.heard_ns = time.monotonic_ns()
+        if last is not None and reply.cluster != last.cluster:
+            raise RemoteProtocolError(
+                f"the master at {self._leader} is of cluster {reply.cluster} now, not of "
+                f"{last.cluster}",
+                advice="name another state directory to follow that one",
+            )
+        if last is None or (reply.run, reply.version) != (last.run, last.version):
+            self._write(reply)
+        self.last = reply
+        if last is None:
+            self._on_first()
+
+    def look(self) -> str:
+        """Ask this moment whether the leader is there; return what then stands against another."""
+        try:
+            BlockingConnection.connect(
+                self._leader, CLUSTER, secret=self._secret, timeout_s=CONNECT_S
+            ).close()
+        except StoreError:
+            return ""
+        return f"its leader {self._leader} takes connections: stop that first"
+
+    def _write(self, reply: RegistersReply) -> None:
+        """Write what came, unless it is about contents that are not those of the copy."""
+        try:
+            registers = msgspec.json.decode(reply.content, type=Registers)
+            check_registers(registers)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise RemoteProtocolError(f"registers that cannot be: {error}") from error
+        if self._life not in (None, registers.life):
+            raise ConfigError(
+                f"the master at {self._leader} has lost the objects that are copied here",
+                advice="stop it and promote this standby; or, to do without these objects, name "
+                "another state directory for this standby",
+            )
+        self._life = registers.life
+        # Where it was written is not where it is: who starts here waits for its workers.
+        write_registers(self._path / REGISTERS_FILE, msgspec.structs.replace(registers, place=""))
+
+
+class ShardFollower(Follower):
+    """Keeps the copy of one shard up to date."""
+
+    def __init__(
+        self, registers: RegistersFollower, mirror: ShardMirror, shard: int, secret: bytes | None
+    ) -> None:
+        super().__init__(f"shard {shard}", SHARD, secret)
+        self._registers = registers
+        self._shard = shard
+        self.mirror = mirror
+
+    def _address(self) -> tuple[str, str]:
+        last = self._registers.last
+        assert last is not None
+        return last.shards[self._shard], last.cluster
+
+    def _ask(self) -> None:
+        mirror = self.mirror
+        reply = self._call(
+            JOURNAL,
+            version=VERSION,
+            wait_ms=WAIT_MS,
+            history=mirror.history,
+            position=mirror.position,
+            held=mirror.held,
+        )
+        self.heard_ns = time.monotonic_ns()
+        mirror.take(reply, self.heard_ns)
+
+    def status(self) -> CopiedShard:
+        """Return how the copy stands."""
+        mirror = self.mirror
+        state = mirror.state
+        if state == "following" and not self.connected:
+            state = "cut off"
+        why = mirror.told if state in ("copying", "failing") else self.why
+        return CopiedShard(state, mirror.position, mirror.head, self.silent_ms, why)

@@ -1,0 +1,256 @@
+"""A standby as a program: it copies its leader until it is promoted, then an ordinary master runs.
+
+    await follow_until_promoted(config, leader, secret, stop, on_ready)
+
+It listens where its master would, and answers there how its copy stands. Everybody else is told
+that this is a standby, so clients and workers that were given several addresses go on to the next.
+
+Promoting is refused while the leader answers: there would be two. Whoever promotes says thereby
+that the leader is gone for good, or will be stopped before it is heard again; a leader that others
+still reach would go on to change what nobody copies any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from mooncake_store import __version__
+from mooncake_store.journal.origin import Origin
+from mooncake_store.master.kept_files import unusable
+from mooncake_store.master.state_directory import (
+    AUTO,
+    NONE,
+    VERSION,
+    Kept,
+    expanded,
+    held,
+    read_kept,
+    write_kept,
+)
+from mooncake_store.standby.following import RegistersFollower, ShardFollower
+from mooncake_store.standby.mirror import ShardMirror
+from mooncake_store.wire import cluster as wire
+from mooncake_store.wire.standby import PROMOTE, STANDBY, Promoted, StandbyStatus
+from transfer_engine.errors import AuthError, ConfigError, UnavailableError
+from transfer_engine.rpc.server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from mooncake_store.config.settings import MasterConfig
+    from mooncake_store.journal.writer import Level
+    from transfer_engine.rpc.serving import Connection, Reply
+    from transfer_engine.wire.frame import Frame
+
+__all__ = ["Standby", "follow_until_promoted"]
+
+log = logging.getLogger(__name__)
+
+
+class Standby:
+    """The copies of one leader, in a state directory that is held. `close` leaves it to a master.
+
+    Raises ConfigError for a directory that will not do.
+    """
+
+    def __init__(self, config: MasterConfig, leader: str, secret: bytes | None) -> None:
+        self.leader = leader
+        self._config = config
+        self._secret = secret
+        self._path = _directory(config)
+        self._undo = ExitStack()
+        self._undo.enter_context(held(self._path))
+        loop, heard = asyncio.get_running_loop(), asyncio.Event()
+        self._heard = heard
+        self._registers = RegistersFollower(
+            leader, secret, self._path, lambda: loop.call_soon_threadsafe(heard.set)
+        )
+        self._shards: list[ShardFollower] = []
+
+    @property
+    def shards(self) -> int:
+        """How many shards its leader has; 0 before that is known."""
+        return len(self._shards)
+
+    async def begin(self) -> None:
+        """Follow the leader once it answers. Raises ConfigError where it cannot be copied."""
+        self._registers.start()
+        await self._heard.wait()
+        last, config = self._registers.last, self._config
+        assert last is not None
+        kept = read_kept(self._path)
+        if kept is None:
+            write_kept(self._path, Kept(VERSION, last.cluster, last.secret))
+        elif (kept.cluster, kept.secret) != (last.cluster, last.secret):
+            raise ConfigError(
+                f"{self._path} is of cluster {kept.cluster}, and the master at {self.leader} of "
+                f"{last.cluster}",
+                advice="name another directory with --state",
+            )
+        if config.objects_max < last.objects_max:
+            raise ConfigError(
+                f"the leader takes {last.objects_max} objects a shard, this standby "
+                f"{config.objects_max}",
+                advice=f"start it with --objects-max {last.objects_max}",
+            )
+        count = len(last.shards)
+        if config.journal == "none":
+            raise ConfigError("a standby keeps a journal", advice="leave out --journal none")
+        level: Level = "synced" if config.journal == "synced" else "written"
+        for number in range(count):
+            origin = Origin(last.cluster, number, count)
+            folder = self._path / f"shard-{number}"
+            mirror = ShardMirror(folder, origin, level=level, events=config.events_kept)
+            self._undo.callback(mirror.close)
+            self._shards.append(ShardFollower(self._registers, mirror, number, self._secret))
+        for shard in self._shards:
+            shard.start()
+
+    def status(self) -> StandbyStatus:
+        """Return how the copy stands."""
+        last = self._registers.last
+        return StandbyStatus(
+            self.leader,
+            "" if last is None else last.cluster,
+            tuple(shard.status() for shard in self._shards),
+            self._lacking(),
+        )
+
+    def _lacking(self) -> str:
+        """Say why it cannot be promoted now; empty where it can."""
+        if not self._shards:
+            return f"nothing was heard of its leader {self.leader} yet: {self._registers.why}"
+        for number, shard in enumerate(self._shards):
+            if shard.mirror.state != "following":
+                return f"shard {number} is not copied as a whole: {shard.mirror.told}"
+        if any(each.connected for each in (self._registers, *self._shards)):
+            return f"its leader {self.leader} answers: stop that first"
+        return ""
+
+    async def promote(self) -> int:
+        """Follow no more; return how many words its leader was ahead when it was heard last."""
+        lacking = self._lacking() or await asyncio.to_thread(self._registers.look)
+        if lacking:
+            raise UnavailableError(
+                f"this standby cannot be promoted: {lacking}", operation="promote"
+            )
+        lost = sum(max(0, shard.mirror.head - shard.mirror.position) for shard in self._shards)
+        await self.close()
+        log.warning(
+            "promoted: this standby of %s leads from now on; its leader was %d words ahead when "
+            "it was heard last",
+            self.leader, lost,
+        )  # fmt: skip
+        return lost
+
+    async def close(self) -> None:
+        """Follow no more, and let a master have the directory. Idempotent."""
+        followers = (self._registers, *self._shards)
+        await asyncio.gather(*(asyncio.to_thread(each.stop) for each in followers))
+        await asyncio.to_thread(self._undo.close)
+
+
+def _directory(config: MasterConfig) -> Path:
+    if config.state in (AUTO, NONE):
+        raise ConfigError(
+            "a standby keeps a copy of its leader", advice="name a directory for it with --state"
+        )
+    path = expanded(config.state)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise unusable(path, error) from error
+    return path
+
+
+class _Desk:
+    """Answers at the address of the master to come."""
+
+    def __init__(self, standby: Standby) -> None:
+        self._standby = standby
+        self._started = time.monotonic()
+        self.promoted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def handle(self, connection: Connection, frame: Frame) -> Reply | Awaitable[Reply]:
+        """Answer one request."""
+        operation = wire.CLUSTER.by_opcode[frame.opcode]
+        operation.request.unpack(frame.body)
+        if operation is STANDBY:
+            return _packed(operation, self._standby.status())
+        if operation is PROMOTE:
+            if connection.session.read_only:
+                raise AuthError(
+                    "the credential is read-only",
+                    operation=PROMOTE.name,
+                    advice="connect with the shared secret itself",
+                )
+            return self._promote()
+        if operation is wire.STATUS:
+            uptime_ms = int((time.monotonic() - self._started) * 1000)
+            return _packed(
+                operation,
+                wire.ClusterStatus(False, __version__, os.getpid(), uptime_ms, (), (), ()),
+            )
+        raise UnavailableError(
+            f"this is a standby of the master at {self._standby.leader}",
+            operation=operation.name,
+            advice="ask that; `mooncake promote` lets this one lead when that is gone",
+        )
+
+    async def _promote(self) -> bytes:
+        lost = await self._standby.promote()
+        if not self.promoted.done():
+            self.promoted.set_result(None)
+        return _packed(PROMOTE, Promoted(lost))
+
+
+def _packed(operation: Any, answer: Any) -> bytes:
+    body: bytes = operation.reply.pack(answer)
+    return body
+
+
+async def _first_of(*ends: asyncio.Future[Any]) -> None:
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def follow_until_promoted(
+    config: MasterConfig,
+    leader: str,
+    secret: bytes | None,
+    stop: asyncio.Event,
+    on_ready: Callable[[str], object],
+) -> MasterConfig | None:
+    """Follow a leader; return what to lead with once promoted, None when told to stop.
+
+    `on_ready` is told the address that is listened at, once the leader was heard.
+    """
+    standby = Standby(config, leader, secret)
+    desk = _Desk(standby)
+    server = Server(wire.CLUSTER, desk.handle, secret=secret)
+    ending = asyncio.ensure_future(stop.wait())
+    try:
+        address = await server.listen(config.host, config.port, insecure=config.insecure)
+        beginning: asyncio.Future[None] = asyncio.ensure_future(standby.begin())
+        await _first_of(beginning, ending)
+        if ending.done():
+            beginning.cancel()
+            return None
+        beginning.result()
+        on_ready(str(address))
+        await _first_of(desk.promoted, ending)
+        if not desk.promoted.done():
+            return None
+        # Everybody was told this address, and slots belong to as many shards as they did.
+        return msgspec.structs.replace(config, port=address.port, shards=standby.shards)
+    finally:
+        ending.cancel()
+        await server.stop(grace_s=1.0)
+        await standby.close()
