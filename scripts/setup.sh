@@ -43,6 +43,7 @@ if [ "$extra" = torch ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; 
   command -v fusermount3 >/dev/null || needs+=(fuse3)
   command -v rsync >/dev/null || needs+=(rsync)
   command -v git >/dev/null || needs+=(git)
+  command -v etcd >/dev/null || needs+=(etcd-server)
   if [ ${#needs[@]} -gt 0 ]; then
     echo "setup: installing packages for tests: ${needs[*]}"
     # RUNLEVEL=1 keeps the packages from starting them: tests start their own.
