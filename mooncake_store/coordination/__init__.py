@@ -1,6 +1,6 @@
 """Who leads, who stands by, and where: what processes on several hosts must agree on.
 
 Where to begin: `base` says what a coordinator can do, `etcd` does it with an etcd, by way of
-`gateway`, `memory` in one process, `leases` says until when something is surely held, `election`
+`gateway`, `leases` says until when something is surely held, `election`
 makes leaders of them. See docs/internals/coordination.md.
 """

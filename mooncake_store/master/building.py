@@ -33,6 +33,7 @@ from transfer_engine.wire.handshake import Identity
 if TYPE_CHECKING:
     from mooncake_store.clock import Clock
     from mooncake_store.config.settings import MasterConfig
+    from mooncake_store.program.fence import Fence
 
 __all__ = [
     "build_service",
@@ -89,7 +90,12 @@ def liveness_times(config: MasterConfig) -> LivenessTimes:
 
 
 async def open_service(
-    config: MasterConfig, place: ShardPlace, clock: Clock, folder: Path | None, cluster: str
+    config: MasterConfig,
+    place: ShardPlace,
+    clock: Clock,
+    folder: Path | None,
+    cluster: str,
+    fence: Fence | None = None,
 ) -> tuple[ShardService, asyncio.Future[None]]:
     """Return the service of a shard with what is kept of it in the folder of the state, if any.
 
@@ -102,8 +108,10 @@ async def open_service(
         loading = _load_kernels()
         await loading
     keeper = await _open_keeper(config, place, clock, folder, cluster)
+    if keeper is not None:
+        keeper.elected = fence is not None
     try:
-        service = build_service(config, place, clock, keeper)
+        service = build_service(config, place, clock, keeper, fence)
     except BaseException:
         if keeper is not None:
             await asyncio.to_thread(keeper.close)
@@ -140,7 +148,11 @@ async def _open_keeper(
 
 
 def build_service(
-    config: MasterConfig, place: ShardPlace, clock: Clock, keeper: Keeper | None = None
+    config: MasterConfig,
+    place: ShardPlace,
+    clock: Clock,
+    keeper: Keeper | None = None,
+    fence: Fence | None = None,
 ) -> ShardService:
     """Return the service of one shard, on the running loop, not yet ticking."""
     times = ShardTimes(config.default_lease_ttl_ns, config.lease_ttl_max_ns, config.client_ttl_ns)
@@ -153,7 +165,7 @@ def build_service(
     for each in config.namespace_offloads:
         namespace, offload = split_offload(each)
         shard.set_offload(shard.tenant(namespace), _OFFLOADS[offload])
-    service = ShardService(shard, place, times, clock, keeper)
+    service = ShardService(shard, place, times, clock, keeper, fence)
     service.site.clients.restore(service.site.now())
     return service
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from mooncake_store.master.liveness import Liveness
     from mooncake_store.master.overview import ClusterFacts
     from mooncake_store.master.shard_link import ShardLink
+    from mooncake_store.program.fence import Fence
     from mooncake_store.wire.standby import RegistersRequest
     from transfer_engine.rpc.serving import Connection, Reply
     from transfer_engine.wire.frame import Frame
@@ -69,7 +70,8 @@ _OWNERS = frozenset(
 class Cluster:
     """Workers and segments; belongs to one event loop. `begin` makes it answer."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, fence: Fence | None = None) -> None:
+        self._fence = fence
         self._now = clock.now_ns
         self._started_ns = clock.now_ns()
         self._overview: Overview | None = None
@@ -163,6 +165,8 @@ class Cluster:
 
     def handle(self, connection: Connection, frame: Frame) -> Reply | Awaitable[Reply]:
         """Answer one request."""
+        if self._fence is not None:
+            self._fence.check()
         operation = wire.CLUSTER.by_opcode[frame.opcode]
         request = operation.request.unpack(frame.body)
         if connection.session.read_only and frame.opcode in _OWNERS:

@@ -95,6 +95,9 @@ class Keeper:
         """Whether answers to changes wait for more than the ring."""
         self._held = 0  # up to where a standby has all
         self._followed = False
+        self.elected = False
+        """Whether an election lets nobody lead but this one and the standby that counts, so that
+        changes wait for nobody while none does."""
         self._counting = counting_standby(folder)
         self._ring = ring
         self._noter = noter
@@ -414,7 +417,7 @@ class Keeper:
         """Raise UnavailableError while no change may be made, because none could be kept."""
         if self._writer.refusing or self.shard.journal.behind:
             raise self._refusal()
-        if self.replicates and not self._followed:
+        if self._needs_standby and not self._followed:
             what = "no standby follows, and changes wait for one (--journal replicated)"
             advice = "start one with `mooncake standby`; what is there can be read meanwhile"
             if self._counting:
@@ -459,8 +462,14 @@ class Keeper:
         finally:
             del self._waiting[done]
 
+    @property
+    def _needs_standby(self) -> bool:
+        return self.replicates and bool(self._counting or not self.elected)
+
     def _is_kept(self, position: int) -> bool:
-        return self._held >= position if self.replicates else self._writer.synced(position)
+        if self.replicates:
+            return not self._needs_standby or self._held >= position
+        return self._writer.synced(position)
 
     async def claim(self, number: int) -> bool:
         """Whether changes wait for the standby of this number, the first that caught up.
@@ -468,6 +477,9 @@ class Keeper:
         It stays the one over restarts: it may be promoted as if it had all that was ever answered,
         so nothing may be changed behind its back.
         """
+        first = self._folder.with_name("shard-0")
+        if self._origin.shard and counting_standby(first) != number:
+            return False  # the first shard decides for all
         if self.replicates and not self._counting:
             await asyncio.to_thread(count_standby, self._folder, number)
             self._counting = self._counting or number

@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.server import Addresses
     from mooncake_store.program.children import Parent
+    from mooncake_store.program.fence import Fence
 
 __all__ = [
     "described",
+    "lead",
     "run_master",
     "run_standby",
+    "stop_of",
 ]
 
 log = logging.getLogger(__name__)
@@ -56,7 +59,7 @@ async def serve_master(
     parent: Parent | None,
 ) -> None:
     """Serve until a signal, or until the parent is gone; raises what broke a shard."""
-    await _lead(config, secret, on_ready, _stop_of(parent))
+    await lead(config, secret, on_ready, stop_of(parent))
 
 
 async def serve_standby(
@@ -66,7 +69,7 @@ async def serve_standby(
     on_ready: Callable[[dict[str, Any]], object],
 ) -> None:
     """Copy a leader until told to stop, or until promoted, and serve as a master from then on."""
-    stop = _stop_of(None)
+    stop = stop_of(None)
 
     def following(address: str) -> None:
         facts = {"address": address, "pid": os.getpid(), "leads": False}
@@ -76,12 +79,12 @@ async def serve_standby(
 
     promoted = await follow_until_promoted(config, leader, secret, stop, following)
     if promoted is not None:
-        await _lead(promoted, secret, lambda facts: on_ready({**facts, "leads": True}), stop)
+        await lead(promoted, secret, lambda facts: on_ready({**facts, "leads": True}), stop)
     elif config.port_file:
         remove_port_file(config.port_file)
 
 
-def _stop_of(parent: Parent | None) -> asyncio.Event:
+def stop_of(parent: Parent | None) -> asyncio.Event:
     """Return what is set by a signal, or when the parent is gone."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -93,14 +96,16 @@ def _stop_of(parent: Parent | None) -> asyncio.Event:
     return stop
 
 
-async def _lead(
+async def lead(
     config: MasterConfig,
     secret: bytes | None,
     on_ready: Callable[[dict[str, Any]], object],
     stop: asyncio.Event,
+    fence: Fence | None = None,
 ) -> None:
+    """Serve as a master until told to stop; raises what broke a shard."""
     loop = asyncio.get_running_loop()
-    master = Master(config, secret=secret)
+    master = Master(config, secret=secret, fence=fence)
     facts = described(await master.start())
     assert master.failed is not None
     try:

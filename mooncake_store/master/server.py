@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.shard_link import ShardLink
     from mooncake_store.master.shard_service import ShardService
+    from mooncake_store.program.fence import Fence
     from transfer_engine.rpc.address import Address
 
 __all__ = ["Addresses", "Master"]
@@ -65,12 +66,18 @@ class Master:
     """One master; belongs to the event loop it is started on. `stop` is idempotent."""
 
     def __init__(
-        self, config: MasterConfig, *, secret: bytes | None = None, clock: Clock | None = None
+        self,
+        config: MasterConfig,
+        *,
+        secret: bytes | None = None,
+        clock: Clock | None = None,
+        fence: Fence | None = None,
     ) -> None:
         self.config = config
         self.epoch = time.time_ns()
         self._secret = secret
         self._clock = clock or SystemClock()
+        self._fence = fence
         self._state: StateDirectory | None = None
         self._cluster: Cluster | None = None
         self._liveness: Liveness | None = None
@@ -84,7 +91,7 @@ class Master:
     async def start(self) -> Addresses:
         """Start everything, or nothing; raises ConfigError for an address in use."""
         config = self.config
-        cluster = self._cluster = Cluster(self._clock)
+        cluster = self._cluster = Cluster(self._clock, self._fence)
         try:
             server = Server(
                 CLUSTER, cluster.handle, secret=self._secret, limits=server_limits(config)
@@ -140,12 +147,14 @@ class Master:
         assert self._state is not None
         if config.shards > 1:
             supervisor = self._supervisor = Supervisor(
-                config, self._secret, self._state, cluster.bases, cluster.reconcile
+                config, self._secret, self._state, cluster.bases, cluster.reconcile, self._fence
             )
             self.failed = supervisor.failed
             return await supervisor.start()
         name = self._state.kept.cluster
-        opened = await open_service(config, ShardPlace(), self._clock, self._state.path, name)
+        opened = await open_service(
+            config, ShardPlace(), self._clock, self._state.path, name, self._fence
+        )
         service, self.loading = opened
         self._service = service
         self.failed = service.failure

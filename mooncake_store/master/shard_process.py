@@ -22,6 +22,7 @@ from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.site import ShardPlace
 from mooncake_store.program import kernels, logs
 from mooncake_store.program.children import Parent
+from mooncake_store.program.fence import Fence
 from mooncake_store.program.garbage_collection import (
     hold_garbage_collection,
     settle_garbage_collection,
@@ -44,7 +45,8 @@ async def serve(parent: Parent, message: Mapping[str, Any], config: MasterConfig
     place = ShardPlace(message["shard"], config.shards)
     folder = Path(message["folder"]) if message["folder"] else None
     clock = SystemClock()
-    service, loading = await open_service(config, place, clock, folder, message["cluster"])
+    fence = Fence(message["fence"]) if message["fence"] >= 0 else None
+    service, loading = await open_service(config, place, clock, folder, message["cluster"], fence)
     link = LocalShard(service.site)
     link.place(message["bases"])
     async with (

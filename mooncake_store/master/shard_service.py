@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from mooncake_store.clock import Clock
     from mooncake_store.core.shard import Shard
     from mooncake_store.master.keeping import Keeper
+    from mooncake_store.program.fence import Fence
     from transfer_engine.rpc.serving import Connection, Reply
     from transfer_engine.wire.frame import Frame
 
@@ -62,7 +63,9 @@ class ShardService:
         times: ShardTimes,
         clock: Clock,
         keeper: Keeper | None = None,
+        fence: Fence | None = None,
     ) -> None:
+        self._fence = fence
         self.site = site = Site(shard, place, times, clock, keeper)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._seen = 0  # requests up to the last tick
@@ -113,6 +116,8 @@ class ShardService:
 
     def handle(self, connection: Connection, frame: Frame) -> Reply | Awaitable[Reply]:
         """Answer one request."""
+        if self._fence is not None:
+            self._fence.check()
         self.site.requests += 1
         peer = connection.context
         if peer is None:

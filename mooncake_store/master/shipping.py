@@ -131,8 +131,8 @@ class Shipping:
     async def _ship(self, standby: _Standby, keeper: Keeper, request: Any, wait_ms: int) -> bytes:
         position = request.position
         known = request.history == keeper.stream and 0 < position <= keeper.head
-        if known and not standby.caught_up and request.held == keeper.head:
-            standby.caught_up = True
+        standby.caught_up = standby.caught_up or (known and request.held == keeper.head)
+        if known and standby.caught_up and not standby.counts:
             standby.counts = await keeper.claim(standby.number)
         if known and standby.counts:
             keeper.followed(request.held)

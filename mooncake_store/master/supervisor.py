@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.shard_link import ReplyT, RequestT
     from mooncake_store.master.state_directory import StateDirectory
+    from mooncake_store.program.fence import Fence
     from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.registry import Operation
 
@@ -98,7 +99,9 @@ class Supervisor:
         state: StateDirectory,
         bases: Callable[[int, int], list[tuple[int, int]]],
         agree: Callable[[], Awaitable[None]],
+        fence: Fence | None = None,
     ) -> None:
+        self._fence = fence
         self._config = config
         self._secret = secret
         self._state = state
@@ -142,9 +145,13 @@ class Supervisor:
             "cluster": self._state.kept.cluster,
             "clients": clients,
             "admin": admin,
+            "fence": -1 if self._fence is None else self._fence.fd,
         }
         child = shard.child = Child(
-            "mooncake_store.master.shard_process", message, name=shard.name, fds=clients + admin
+            "mooncake_store.master.shard_process",
+            message,
+            name=shard.name,
+            fds=[*clients, *admin, *([] if self._fence is None else [self._fence.fd])],
         )
         answer = await asyncio.to_thread(child.wait_ready)
         shard.keeps = answer["keeps"]

@@ -33,6 +33,7 @@ from mooncake_store.journal.origin import signed
 from mooncake_store.journal.reading import read_journal
 from mooncake_store.journal.ring_file import RingFile
 from mooncake_store.journal.writer import JournalWriter
+from mooncake_store.master.counting import COUNTING
 from mooncake_store.master.keeping import take_lock
 from mooncake_store.master.kept_files import sync_folder
 from transfer_engine.errors import RemoteProtocolError, UnavailableError
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from mooncake_store.journal.origin import Origin
     from mooncake_store.journal.writer import Level
 
-__all__ = ["ShardMirror"]
+__all__ = ["ShardMirror", "is_exact"]
 
 ROOM_S = 5.0
 """For how long the disk may take nothing before what came is asked for once more."""
@@ -157,6 +158,8 @@ class ShardMirror:
         """Make the copy anew, of a stream from a position on; what was there goes."""
         self._end()
         remove_ending(self._folder)
+        # Where a master has led from here before, that is over.
+        (self._folder / COUNTING).unlink(missing_ok=True)
         # The ring says the same, but ends with the host.
         (self._folder / COPY_NAME).touch(0o600)
         sync_folder(self._folder)
@@ -202,3 +205,16 @@ class ShardMirror:
         if lock >= 0:
             os.close(lock)
         return ended
+
+
+def is_exact(folder: Path, origin: Origin) -> bool:
+    """Whether a folder that nobody uses holds a copy that lacks nothing that was answered."""
+    ring, _ = RingFile.find(folder, origin)
+    if ring is None:
+        return False
+    header = ring.ring.header
+    exact = (
+        header[words.COPIED] == words.EXACT and header[words.SNAPSHOT] and not header[words.VOID]
+    )
+    ring.close()
+    return bool(exact) and (folder / COPY_NAME).exists()

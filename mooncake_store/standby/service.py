@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from transfer_engine.rpc.serving import Connection, Reply
     from transfer_engine.wire.frame import Frame
 
-__all__ = ["Standby", "follow_until_promoted", "number_of"]
+__all__ = ["Desk", "Standby", "follow_until_promoted", "number_of", "state_path"]
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Standby:
         self.leader = leader
         self._config = config
         self._secret = secret
-        self._path = _directory(config)
+        self._path = state_path(config)
         self._undo = ExitStack()
         self._undo.enter_context(held(self._path))
         loop, heard = asyncio.get_running_loop(), asyncio.Event()
@@ -177,7 +177,8 @@ def number_of(path: Path) -> int:
         ) from error
 
 
-def _directory(config: MasterConfig) -> Path:
+def state_path(config: MasterConfig) -> Path:
+    """Return where a standby keeps its copy, which is made if need be. Raises ConfigError."""
     if config.state in (AUTO, NONE):
         raise ConfigError(
             "a standby keeps a copy of its leader", advice="name a directory for it with --state"
@@ -190,11 +191,12 @@ def _directory(config: MasterConfig) -> Path:
     return path
 
 
-class _Desk:
+class Desk:
     """Answers at the address of the master to come."""
 
-    def __init__(self, standby: Standby) -> None:
+    def __init__(self, standby: Standby, *, elected: bool = False) -> None:
         self._standby = standby
+        self._elected = elected
         self._started = time.monotonic()
         self.promoted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -221,10 +223,16 @@ class _Desk:
         raise UnavailableError(
             f"this is a standby of the master at {self._standby.leader}",
             operation=operation.name,
-            advice="ask that; `mooncake promote` lets this one lead when that is gone",
+            advice="ask that one"
+            if self._elected
+            else "ask that; `mooncake promote` lets this one lead when that is gone",
         )
 
     async def _promote(self) -> bytes:
+        if self._elected:
+            raise UnavailableError(
+                "leaders of this pool are elected", advice="stop the one that leads"
+            )
         lost = await self._standby.promote()
         if not self.promoted.done():
             self.promoted.set_result(None)
@@ -252,7 +260,7 @@ async def follow_until_promoted(
     `on_ready` is told the address that is listened at, once the leader was heard.
     """
     standby = Standby(config, leader, secret)
-    desk = _Desk(standby)
+    desk = Desk(standby)
     server = Server(wire.CLUSTER, desk.handle, secret=secret)
     ending = asyncio.ensure_future(stop.wait())
     try:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mooncake_store.coordination.memory import MemoryCluster, MemoryCoordinator
 from mooncake_store.coordination.testing import MovedPace, Site
+from tests.coordination.memory import MemoryCluster, MemoryCoordinator
 
 STEPS_MAX = 10_000
 

@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 
 from mooncake_store.coordination.election import Leader, campaign, leader, leaders
-from mooncake_store.coordination.memory import MemoryCoordinator
+from tests.coordination.memory import MemoryCoordinator
 from transfer_engine.errors import TransferTimeoutError
 
 pytestmark = pytest.mark.asyncio

@@ -9,9 +9,9 @@ import pytest_asyncio
 
 from mooncake_store.coordination.base import Delete, Put, Seen
 from mooncake_store.coordination.etcd import EtcdCoordinator
-from mooncake_store.coordination.memory import MemoryCluster, MemoryCoordinator
 from mooncake_store.coordination.testing import CoordinatorContract, Site
 from tests.coordination.etcds import Relay
+from tests.coordination.memory import MemoryCluster, MemoryCoordinator
 from tests.waiting import until_async
 
 TIMES = itertools.count()

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from mooncake_store.coordination import memory
 from mooncake_store.coordination.base import CompactedError
 from mooncake_store.coordination.election import campaign
 from mooncake_store.coordination.testing import CoordinatorContract
+from tests.coordination import memory
 from tests.waiting import PATIENCE_S
 
 

@@ -1,0 +1,283 @@
+"""A master or its standby, whichever an election says: the same program on two hosts or more.
+
+    await serve_member(config, ("10.0.0.9:2379",), "prod", secret, on_ready, stop)
+
+One member leads for as long as its lease in etcd lasts, and answers no longer than that (`Fence`).
+The others follow it. When its lease is over they campaign, but only who may lead does: who led
+last, or who has a copy of that one's journals from which nothing is missing that was ever answered.
+Which that is needs no more than this: changes wait for the one standby that counts (`counting`),
+and that one is told so with each reply. Who led last is written in etcd by every leader, before it
+answers.
+
+Where nobody may lead nobody does: better no pool than one that has forgotten. That is so while the
+last leader and its standby are both away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from mooncake_store.coordination.base import FAULTS, Put
+from mooncake_store.coordination.election import campaign, leaders
+from mooncake_store.coordination.etcd import EtcdCoordinator
+from mooncake_store.journal.origin import Origin
+from mooncake_store.master.kept_files import unusable, write_whole
+from mooncake_store.master.running import lead
+from mooncake_store.master.state_directory import read_kept
+from mooncake_store.program.fence import Fence
+from mooncake_store.standby.mirror import is_exact
+from mooncake_store.standby.service import Desk, Standby, number_of, state_path
+from mooncake_store.wire.cluster import CLUSTER
+from transfer_engine.errors import ConfigError, LeaseExpiredError
+from transfer_engine.rpc.server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mooncake_store.config.settings import MasterConfig
+    from mooncake_store.coordination.base import Coordinator
+    from mooncake_store.coordination.election import Leader, Leadership
+
+__all__ = ["serve_member"]
+
+log = logging.getLogger(__name__)
+
+LEADER, LED = "leader", "led"
+"""Names in etcd: who leads now, and who led last."""
+FOLLOWED = "followed"
+"""The file with the number of whom a member follows or followed."""
+LEASE_S = 3
+LOOK_S = 0.5
+FENCE_S = 0.05
+_WILDCARDS = ("0.0.0.0", "::", "")
+
+
+class _Place(msgspec.Struct, frozen=True):
+    """What a leader says of itself."""
+
+    address: str
+    number: int
+
+
+class _Watch:
+    """Who leads, as far as it is known."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._news = asyncio.Event()
+        self.known = asyncio.Event()
+        self.latest: Leader | None = None
+
+    async def run(self) -> None:
+        """Go on until cancelled."""
+        async with aclosing(leaders(self._coordinator, LEADER)) as news:
+            async for who in news:
+                self.latest = who
+                self.known.set()
+                self._news.set()
+                self._news = asyncio.Event()
+
+    async def other_than(self, seen: Leader | None) -> None:
+        """Return when somebody else leads, or nobody."""
+        while self.latest == seen:
+            await self._news.wait()
+
+
+class _Member:
+    def __init__(
+        self,
+        config: MasterConfig,
+        coordinator: Coordinator,
+        secret: bytes | None,
+        on_ready: Callable[[dict[str, Any]], object],
+        stop: asyncio.Event,
+    ) -> None:
+        self._config = config
+        self._coordinator = coordinator
+        self._secret = secret
+        self._on_ready = on_ready
+        self._stop = stop
+        self._path = state_path(config)
+        self._place = _Place(f"{config.host}:{config.port}", number_of(self._path))
+        self._watch = _Watch(coordinator)
+
+    async def run(self) -> None:
+        """Lead and follow until told to stop."""
+        watching = asyncio.ensure_future(self._watch.run())
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            await _first_of(asyncio.ensure_future(self._watch.known.wait()), stopping, watching)
+            while not self._stop.is_set():
+                seen = self._watch.latest
+                place = None if seen is None else _place_of(seen)
+                if place is not None and place.number != self._place.number:
+                    await self._follow(seen, place, stopping)
+                elif await self._may_lead():
+                    await self._try_to_lead(seen, stopping)
+                else:
+                    waiting = asyncio.ensure_future(self._watch.other_than(seen))
+                    await _first_of(waiting, stopping, timeout_s=LOOK_S)
+        finally:
+            for each in (watching, stopping):
+                each.cancel()
+
+    async def _follow(self, seen: Leader | None, place: _Place, stopping: Any) -> None:
+        """Be the standby of a leader for as long as it leads."""
+        config = self._config
+        standby = Standby(config, place.address, self._secret)
+        server = Server(CLUSTER, Desk(standby, elected=True).handle, secret=self._secret)
+        other = asyncio.ensure_future(self._watch.other_than(seen))
+        begun = asyncio.ensure_future(self._begin(standby, place))
+        try:
+            await server.listen(config.host, config.port, insecure=config.insecure)
+            self._on_ready({"address": self._place.address, "leads": False, "of": place.address})
+            await _first_of(begun, other, stopping)
+            if begun.done():
+                begun.result()
+                await _first_of(other, stopping)
+        finally:
+            for each in (begun, other):
+                each.cancel()
+            await server.stop(grace_s=0.5)
+            await standby.close()
+
+    async def _begin(self, standby: Standby, place: _Place) -> None:
+        await standby.begin()
+        # Before anything of it can be exact: whose copy this is.
+        await asyncio.to_thread(self._note, place.number)
+        self._config = msgspec.structs.replace(self._config, shards=standby.shards)
+
+    def _note(self, number: int) -> None:
+        try:
+            write_whole(self._path / FOLLOWED, f"{number:016x}\n".encode())
+        except OSError as error:
+            raise unusable(self._path, error) from error
+
+    async def _may_lead(self) -> bool:
+        """Whether it has all that was ever answered; not where etcd does not say who led last."""
+        try:
+            led = await self._coordinator.get(LED)
+        except FAULTS:
+            return False
+        number = 0 if led is None else int(led.value, 16)
+        if number in (0, self._place.number):
+            return True
+        return await asyncio.to_thread(self._has_all_of, number)
+
+    def _has_all_of(self, number: int) -> bool:
+        """Whether this is a copy of that member's journals that lacks nothing."""
+        try:
+            if int((self._path / FOLLOWED).read_text(encoding="ascii"), 16) != number:
+                return False
+            kept, folders = read_kept(self._path), sorted(self._path.glob("shard-*"))
+        except (OSError, ValueError):
+            return False
+        return kept is not None and all(
+            is_exact(self._path / f"shard-{at}", Origin(kept.cluster, at, len(folders)))
+            for at in range(len(folders))
+        )
+
+    async def _try_to_lead(self, seen: Leader | None, stopping: Any) -> None:
+        """Campaign until this member has led, or another one leads."""
+        value = msgspec.json.encode(self._place)
+        trying = asyncio.ensure_future(campaign(self._coordinator, LEADER, value, ttl_s=LEASE_S))
+        other = asyncio.ensure_future(self._watch.other_than(seen))
+        await _first_of(trying, other, stopping)
+        if not trying.done() and not self._stop.is_set():
+            # It may be this very campaign that was won.
+            await _first_of(trying, stopping, timeout_s=LOOK_S)
+        other.cancel()
+        if not trying.done():
+            trying.cancel()
+            await asyncio.wait({trying})
+            return
+        leadership = trying.result()
+        try:
+            # Looked at once more: somebody may have led since, and given up again.
+            if await self._may_lead() and await self._say_who_leads(leadership):
+                await self._lead(leadership)
+        finally:
+            await leadership.resign()
+
+    async def _say_who_leads(self, leadership: Leadership) -> bool:
+        number = f"{self._place.number:016x}".encode()
+        try:
+            done = await self._coordinator.change(Put(LED, number), given=[leadership.still])
+        except (*FAULTS, LeaseExpiredError) as error:
+            log.warning("etcd could not be told who leads: %s", error)
+            return False
+        return done is not None
+
+    async def _lead(self, leadership: Leadership) -> None:
+        fence, over = Fence.make(), asyncio.Event()
+        fence.open_until(leadership.leading_until_ns())
+        works = [
+            asyncio.ensure_future(self._keep_open(fence, leadership)),
+            asyncio.ensure_future(self._notice_the_end(leadership, over)),
+        ]
+        log.warning("this member leads from now on, in epoch %d", leadership.epoch)
+        try:
+            await lead(
+                self._config,
+                self._secret,
+                lambda facts: self._on_ready({**facts, "leads": True}),
+                over,
+                fence,
+            )
+        finally:
+            for work in works:
+                work.cancel()
+            fence.open_until(0)
+            fence.close()
+
+    async def _keep_open(self, fence: Fence, leadership: Leadership) -> None:
+        while True:
+            fence.open_until(leadership.leading_until_ns())
+            await asyncio.sleep(FENCE_S)
+
+    async def _notice_the_end(self, leadership: Leadership, over: asyncio.Event) -> None:
+        ended = asyncio.ensure_future(leadership.ended())
+        await _first_of(ended, asyncio.ensure_future(self._stop.wait()))
+        if ended.done():
+            log.warning("this member leads no more")
+        over.set()
+
+
+def _place_of(seen: Leader) -> _Place:
+    return msgspec.json.decode(seen.value, type=_Place)
+
+
+async def _first_of(*ends: asyncio.Future[Any], timeout_s: float | None = None) -> None:
+    await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def serve_member(
+    config: MasterConfig,
+    etcd: Sequence[str],
+    name: str,
+    secret: bytes | None,
+    on_ready: Callable[[dict[str, Any]], object],
+    stop: asyncio.Event,
+) -> None:
+    """Be a member of the pool that is called so in an etcd, until told to stop.
+
+    Raises ConfigError for settings that a member cannot have.
+    """
+    if config.host in _WILDCARDS or not config.port:
+        raise ConfigError(
+            f"{config.host}:{config.port} is no address that the other members can be told",
+            advice="name with --host and --port where this one is reached",
+        )
+    if config.journal not in ("written", "replicated"):
+        raise ConfigError(
+            f"members keep what a standby needs, not --journal {config.journal}",
+            advice="leave that out",
+        )
+    config = msgspec.structs.replace(config, journal="replicated")
+    async with EtcdCoordinator(etcd, name) as coordinator:
+        await _Member(config, coordinator, secret, on_ready, stop).run()
