@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from mooncake_store.client.blocking import Client
+from mooncake_store.errors import UnavailableError
 from mooncake_store.worker.cleaning import clean
 from tests.standby import asking
+from tests.waiting import until
 
 NAMESPACE = "tests"
 
@@ -25,6 +27,7 @@ class Pool:
         self.addresses: dict[str, str] = {}
         self.worker = f"worker-{secrets.token_hex(4)}"
         self._clients: list[Client] = []
+        self.replicated = False
 
     def run(self, name: str, command: str, *options: object, ready: str = "ready") -> Any:
         """Start a program and wait until it says that it is ready."""
@@ -36,6 +39,7 @@ class Pool:
 
     def lead(self, *options: object, port: int = 0) -> None:
         """Start the leader."""
+        self.replicated = "replicated" in options
         self.run("leader", "master", "--port", port, "--state", self.state("leader"), *options)
 
     def follow(self, *options: object) -> None:
@@ -83,8 +87,14 @@ class Pool:
         return asking.status(self.addresses["standby"])
 
     def until_copied(self, beyond: int = 0) -> None:
-        """Wait until the standby has a whole copy, up to where its leader is."""
+        """Wait until the standby has a whole copy, up to where its leader is.
+
+        And until its leader knows that, where changes wait for it.
+        """
         asking.until_copied(self.addresses["standby"], beyond)
+        if self.replicated:
+            with Client(f"mooncake://{self.addresses['leader']}/{NAMESPACE}") as client:
+                until(lambda: takes_changes(client), what="changes are taken")
 
     def promote(self) -> int:
         """Let the standby lead, once it knows that its leader is gone; return the words lost."""
@@ -107,6 +117,15 @@ class Pool:
         for program in self.programs.values():
             program.kill()
         clean("/dev/shm", self.worker)
+
+
+def takes_changes(client: Client) -> bool:
+    """Whether a change is refused for nothing but what it is about."""
+    try:
+        client.remove_many(["nothing of this name"])
+    except UnavailableError:
+        return False
+    return True
 
 
 @pytest.fixture
