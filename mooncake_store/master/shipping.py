@@ -132,11 +132,13 @@ class Shipping:
         position = request.position
         known = request.history == keeper.stream and 0 < position <= keeper.head
         standby.caught_up = standby.caught_up or (known and request.held == keeper.head)
+        told = standby.counts
         if known and standby.caught_up and not standby.counts:
             standby.counts = await keeper.claim(standby.number)
         if known and standby.counts:
             keeper.followed(request.held)
-        if known and position == keeper.head and not standby.runs:
+        # That it counts it has to know at once: it could not lead before.
+        if known and position == keeper.head and not standby.runs and told == standby.counts:
             await self._news(keeper, position, wait_ms / 1000)
         if standby.runs and not _covers(standby.runs, position):
             standby.runs = []
