@@ -1,6 +1,7 @@
 """What befalls an etcd, with real processes: stopped, killed, in the minority, full, emptied."""
 
 import asyncio
+import contextlib
 import shutil
 import time
 import urllib.error
@@ -163,10 +164,12 @@ async def test_a_renewal_by_a_member_that_leads_no_more_does_not_count(start_etc
     renewing = asyncio.create_task(stale.renew(lease, PATIENCE_S))
     await until_async(lambda: unread(etcd.addresses[number]))
     etcd.go_on(number)
-    # It does not know at once that it leads no more, and says that it has renewed the lease.
-    assert await soon(renewing)
-    assert await until_async(left_s) >= sent_s + ttl_s - time.monotonic() - 2
-    await stale.revoke(lease, PATIENCE_S)
+    # It does not know at once that it leads no more, and says that it has renewed the lease; or it
+    # knows, and says so.
+    with contextlib.suppress(*FAULTS):
+        assert await soon(renewing)
+        assert await until_async(left_s) >= sent_s + ttl_s - time.monotonic() - 2
+        await stale.revoke(lease, PATIENCE_S)
 
 
 async def test_a_full_etcd_says_what_to_do(start_etcd):
