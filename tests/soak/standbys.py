@@ -78,8 +78,10 @@ class Place:
             os.kill(each, number)
 
     def kill(self) -> None:
-        """End it at once. Its shard processes end with it."""
+        """End it at once, and its shard processes, which may stand still and notice nothing."""
         if self._process is not None:
+            if self._process.poll() is None:
+                self.signal(signal.SIGKILL)
             end(self._process)
 
     def forget(self) -> None:
