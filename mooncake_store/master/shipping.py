@@ -59,7 +59,11 @@ class _Standby:
     caught_up: bool = False
     """Whether it had all that there was, once."""
     counts: bool = False
-    """Whether it is the one that changes wait for."""
+    """Whether it is the one that changes wait for..."""
+    since: int = 0
+    """...and from which position on all did; what stands before it may not have."""
+    exact: bool = False
+    """Whether it was told that it has all that was answered."""
 
 
 class Shipping:
@@ -132,13 +136,16 @@ class Shipping:
         position = request.position
         known = request.history == keeper.stream and 0 < position <= keeper.head
         standby.caught_up = standby.caught_up or (known and request.held == keeper.head)
-        told = standby.counts
         if known and standby.caught_up and not standby.counts:
             standby.counts = await keeper.claim(standby.number)
+            # While that was written down a leader that needed none may have answered changes.
+            standby.since = keeper.head
         if known and standby.counts:
             keeper.followed(request.held)
-        # That it counts it has to know at once: it could not lead before.
-        if known and position == keeper.head and not standby.runs and told == standby.counts:
+        exact = known and standby.counts and request.held >= standby.since
+        told, standby.exact = standby.exact, exact
+        # That it has all it has to know at once: it could not lead before.
+        if known and position == keeper.head and not standby.runs and told == exact:
             await self._news(keeper, position, wait_ms / 1000)
         if standby.runs and not _covers(standby.runs, position):
             standby.runs = []
@@ -153,7 +160,7 @@ class Shipping:
             history=keeper.stream,
             position=position,
             whole=end == standby.boundary,
-            exact=standby.counts,
+            exact=exact,
             **keeper.facts(self._site.now()),
             words=words,
         )

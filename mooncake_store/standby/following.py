@@ -10,6 +10,7 @@ shards serve is told with the registers, since a leader that is started again ha
 
 from __future__ import annotations
 
+import abc
 import logging
 import threading
 import time
@@ -60,7 +61,7 @@ RETRY_S = 0.5
 _MS = 1_000_000
 
 
-class Follower:
+class Follower(abc.ABC):
     """A thread that asks its leader again and again. Derived ones say where, and what for."""
 
     def __init__(self, name: str, registry: Registry, secret: bytes | None) -> None:
@@ -92,13 +93,13 @@ class Follower:
         """For how long nothing was heard; -1 for never."""
         return (time.monotonic_ns() - self.heard_ns) // _MS if self.heard_ns else -1
 
+    @abc.abstractmethod
     def _address(self) -> tuple[str, str]:
         """Return where to ask, and the cluster that must answer there, "" for any."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _ask(self) -> None:
         """Ask once, and take in what is answered."""
-        raise NotImplementedError
 
     def _turn(self) -> None:
         try:
