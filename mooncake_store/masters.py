@@ -5,8 +5,9 @@
 
 One of several masters leads; the others refuse until they take over, or do not listen. The one that
 answered last is asked first, those that were silent last. A host that is gone refuses nothing, its
-packets vanish, so nobody gets all of the time: half of it goes round once, and the rest to those
-that were silent then, since one that is busy may only need longer. With one address it has all.
+packets vanish, so nobody gets all of the time: it goes round three times, for longer each time,
+since one that is busy may only need longer, and another may begin to lead meanwhile. Who asks ends
+at once when all refuse. With one address it has all.
 
 What an attempt is, its caller decides; no I/O. Threads may share it: what one of them loses to
 another is the order. O(addresses).
@@ -33,7 +34,7 @@ __all__ = ["Attempt", "Masters", "Search"]
 
 T = TypeVar("T")
 
-_SHARES = (0.5, 1.0)
+_SHARES = (0.1, 0.3, 1.0)
 """Of the time that is left, what each round over the addresses may use."""
 _SILENCE = 0.9
 """Of the time that an address was given: who takes that long was cut off."""
@@ -71,9 +72,8 @@ class Masters:
         Raises what the only one said, or an error that tells what each of them said.
         """
         said: dict[Address, StoreError] = {}
-        asked = list(self._order)
         for share in _SHARES if self.several else (1.0,):
-            silent, began = [], time.monotonic()
+            asked, silent, began = list(self._order), [], time.monotonic()
             ends = began + share * (until - began)
             for at, place in enumerate(asked):
                 began = time.monotonic()
@@ -88,8 +88,9 @@ class Masters:
                 said[place] = outcome
                 if time.monotonic() - began >= _SILENCE * timeout_s:
                     silent.append(place)
+            if not silent:
+                break
             self._order = sorted(self._order, key=silent.__contains__)
-            asked = silent
         raise self._refusal(said)
 
     def _refusal(self, said: dict[Address, StoreError]) -> StoreError:

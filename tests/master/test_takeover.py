@@ -190,7 +190,10 @@ def test_a_mount_goes_on_as_well(pool, tmp_path):
     pytest.importorskip("mfusepy", reason="the fuse extra is not installed")
     folder = tmp_path / "mounted"
     folder.mkdir()
-    mount = pool.start_program("-m", "mooncake_store", "mount", pool.url, folder, "--foreground")
+    mount = pool.start_program(
+        "-m", "mooncake_store", "mount", pool.url, folder, "--foreground",
+        MOONCAKE_DEADLINE=DEADLINE,
+    )  # fmt: skip
     try:
         until(lambda: os.path.ismount(folder) or mount.process.poll() is not None)
         (folder / "before").write_bytes(value_of("before"))
