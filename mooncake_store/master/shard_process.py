@@ -46,7 +46,9 @@ async def serve(parent: Parent, message: Mapping[str, Any], config: MasterConfig
     folder = Path(message["folder"]) if message["folder"] else None
     clock = SystemClock()
     fence = Fence(message["fence"]) if message["fence"] >= 0 else None
-    service, loading = await open_service(config, place, clock, folder, message["cluster"], fence)
+    service, loading = await open_service(
+        config, place, clock, folder, message["cluster"], fence, elected=message["elected"]
+    )
     link = LocalShard(service.site)
     link.place(message["bases"])
     async with (

@@ -30,11 +30,11 @@ from transfer_engine.rpc.server import bound
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from pathlib import Path
 
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.shard_link import ReplyT, RequestT
-    from mooncake_store.master.state_directory import StateDirectory
     from mooncake_store.program.fence import Fence
     from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.registry import Operation
@@ -81,6 +81,8 @@ class _Shard:
     keeps: bool = False
     starting: bool = False
     """Whether it is being started again."""
+    ending: bool = False
+    """Whether it is to end."""
     starts: deque[float] = field(default_factory=lambda: deque(maxlen=STARTS_MAX))
     """When it was."""
 
@@ -88,42 +90,66 @@ class _Shard:
 class Supervisor:
     """The shard processes of one master.
 
-    `bases(shard, shards)` says where in each segment that is known the slice of a shard begins;
-    `agree()` agrees with all shards on what there is, when one was started again.
+    `bases(shard)` says where in each segment that is known the slice of a shard begins; `agree()`
+    agrees with all shards on what there is, when one was started again.
     """
 
     def __init__(
         self,
         config: MasterConfig,
         secret: bytes | None,
-        state: StateDirectory,
-        bases: Callable[[int, int], list[tuple[int, int]]],
+        folder: Path | None,
+        cluster: str,
+        bases: Callable[[int], Awaitable[Sequence[tuple[int, int]]]],
         agree: Callable[[], Awaitable[None]],
         fence: Fence | None = None,
+        *,
+        elected: bool = False,
     ) -> None:
         self._fence = fence
+        self._elected = elected
         self._config = config
         self._secret = secret
-        self._state = state
+        self._folder = folder
+        self._cluster = cluster
         self._bases = bases
         self._agree = agree
         self._admin_secret = secrets.token_bytes(32)
-        self._shards: list[_Shard] = []
+        self._shards: dict[int, _Shard] = {}
         self._watched: list[int] = []
         self._restarts: set[asyncio.Task[None]] = set()
         self._stopped = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def start(self) -> tuple[tuple[Address, ...], list[RemoteShard], bool]:
-        """Start all shards at once.
+    async def start(self, numbers: Iterable[int]) -> bool:
+        """Start some shards at once; return whether all of these kept their contents."""
+        fresh = [self._bind(number) for number in numbers]
+        self._shards |= {shard.number: shard for shard in fresh}
+        kept = await asyncio.gather(*(self._run(shard) for shard in fresh))
+        return all(kept)
 
-        Returns their addresses and links in slot order, and whether all kept their contents.
-        """
-        for number in range(self._config.shards):
-            self._shards.append(self._bind(number))
-        kept = await asyncio.gather(*(self._run(shard) for shard in self._shards))
-        addresses = tuple(_address(shard.clients) for shard in self._shards)
-        return addresses, [shard.link for shard in self._shards], all(kept)
+    @property
+    def numbers(self) -> set[int]:
+        """Which shards there are."""
+        return set(self._shards)
+
+    def address(self, number: int) -> Address:
+        """Where a shard serves."""
+        return _address(self._shards[number].clients)
+
+    def link(self, number: int) -> RemoteShard:
+        """How it is reached from here."""
+        return self._shards[number].link
+
+    async def end(self, number: int, grace_s: float = END_S) -> None:
+        """Let a shard end, in good order if it can, and serve nobody in its place."""
+        shard = self._shards.pop(number)
+        shard.ending = True
+        await shard.link.client.close()
+        for each in (*shard.clients, *shard.admin):
+            each.close()
+        if shard.child is not None:
+            await asyncio.to_thread(shard.child.stop, grace_s)
 
     def _bind(self, number: int) -> _Shard:
         config, secret = self._config, self._admin_secret
@@ -140,12 +166,13 @@ class Supervisor:
             "shard": shard.number,
             "secret": self._secret,
             "admin_secret": self._admin_secret,
-            "bases": self._bases(shard.number, self._config.shards),
-            "folder": str(self._state.path or ""),
-            "cluster": self._state.kept.cluster,
+            "bases": await self._bases(shard.number),
+            "folder": str(self._folder or ""),
+            "cluster": self._cluster,
             "clients": clients,
             "admin": admin,
             "fence": -1 if self._fence is None else self._fence.fd,
+            "elected": self._elected,
         }
         child = shard.child = Child(
             "mooncake_store.master.shard_process",
@@ -165,6 +192,8 @@ class Supervisor:
         self._unwatch(fd)
         code = child.process.wait()
         child.release()
+        if shard.ending:
+            return
         error = UnavailableError(
             f"{child.name} (process {child.pid}) ended with code {code}",
             advice="see what it wrote to standard error; the master must be restarted",
@@ -218,7 +247,7 @@ class Supervisor:
     async def _agree_anew(self) -> None:
         """Let the master agree with all shards, once none of them is being started any more."""
         for attempt in range(AGREEMENTS_MAX):
-            if any(shard.starting for shard in self._shards):
+            if any(shard.starting for shard in self._shards.values()):
                 return  # the last of them does
             try:
                 await self._agree()
@@ -242,7 +271,7 @@ class Supervisor:
             self._unwatch(fd)
         for task in list(self._restarts):
             task.cancel()
-        shards, self._shards = self._shards, []
+        shards, self._shards = list(self._shards.values()), {}
         for shard in shards:
             await shard.link.client.close()
             for each in (*shard.clients, *shard.admin):
