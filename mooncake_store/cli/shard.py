@@ -47,9 +47,9 @@ MASTERS = "127.0.0.1:50051"
             "four of the eight shards of that master",
         ),
         (
-            "mooncake shard serve --of 10.0.0.5:50051 --host 10.0.0.7 --port 50061"
+            "mooncake shard serve --of 10.0.0.5:50051 --copy 4-7 --host 10.0.0.7 --port 50061"
             " --state /var/lib/mooncake --secret-file secret",
-            "none, until some are moved here",
+            "none, until some are moved here; with copies of four",
         ),
     )
 )
@@ -66,6 +66,14 @@ def serve(
         str | None,
         typer.Option(
             "--lead", metavar="SHARDS", help="Which shards to lead, if nobody does yet: 4-7."
+        ),
+    ] = None,
+    copy: Annotated[
+        str | None,
+        typer.Option(
+            "--copy",
+            metavar="SHARDS",
+            help="Which shards to copy while others lead them, so that they outlive their host.",
         ),
     ] = None,
     file: ConfigOption = None,
@@ -87,7 +95,7 @@ def serve(
     from transfer_engine.rpc.server import run
 
     masters = Masters(split_addresses(of))
-    wanted = [] if lead is None else shards_in(lead)
+    wanted, copied = ([] if text is None else shards_in(text) for text in (lead, copy))
     settings, secret = begin(MasterConfig, file, given)
 
     def ready(facts: "Mapping[str, Any]") -> None:
@@ -100,7 +108,7 @@ def serve(
         sys.stdout.flush()
 
     async def serve_it() -> None:
-        await serve_host(settings, masters, wanted, secret, ready, stop_of(None))
+        await serve_host(settings, masters, wanted, copied, secret, ready, stop_of(None))
 
     kernels.forget_stale_caches()
     run(serve_it())
@@ -224,6 +232,10 @@ def _value(found: "HostsReply") -> dict[str, Any]:
                 "address": host.address,
                 "shards": list(host.shards),
                 "silent_ms": host.silent_ms,
+                "copies": [
+                    {"shard": copy.shard, "state": copy.state, "behind_words": copy.behind}
+                    for copy in host.copies
+                ],
             }
             for host in found.hosts
         ],
@@ -239,11 +251,14 @@ def _drawn(found: "HostsReply") -> Any:
             "master" if not host.number else f"{host.number:016x}",
             host.address,
             ", ".join(map(str, host.shards)) or "-",
+            ", ".join(f"{copy.shard} {copy.state}" for copy in host.copies) or "-",
             f"{host.silent_ms} ms",
         )
         for host in found.hosts
     ]
-    columns = {"host": "left", "address": "left", "shards": "left", "silent": "right"}
+    columns = {
+        "host": "left", "address": "left", "leads": "left", "copies": "left", "silent": "right",
+    }  # fmt: skip
     drawn = table(columns, rows)
     if found.missing:
         return Group(f"nobody leads shards {', '.join(map(str, found.missing))}", drawn)

@@ -38,6 +38,7 @@ from mooncake_store.wire.hosts import (
     SERVING,
     STAY,
     YIELD,
+    CopyState,
     Join,
     Led,
     Relayed,
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from mooncake_store.masters import Masters
-    from mooncake_store.wire.hosts import Copy, CopyState, Joined, Lead, Relay
+    from mooncake_store.wire.hosts import Copy, Joined, Lead, Relay
     from transfer_engine.rpc.serving import Connection
     from transfer_engine.wire.frame import Frame
 
@@ -83,12 +84,14 @@ class _ShardHost:
         config: MasterConfig,
         masters: Masters,
         wanted: Iterable[int],
+        copied: Iterable[int],
         secret: bytes | None,
         stop: asyncio.Event,
     ) -> None:
         self._config = config
         self._masters = masters
         self._wanted = tuple(sorted(wanted))
+        self._copied = frozenset(copied)
         self._secret = secret
         self._stop = stop
         self._path = state_path(config)
@@ -101,7 +104,6 @@ class _ShardHost:
         self._supervisor: Supervisor | None = None
         self._farm: Farm | None = None
         self._lost: set[int] = set()  # shards that have not what they held, until that is heard
-        self._news = asyncio.Event()
 
     async def run(self, on_ready: Callable[[dict[str, Any]], object]) -> None:
         """Lead what the master says, until told to stop; raises what broke a shard."""
@@ -141,6 +143,7 @@ class _ShardHost:
                 await self._join()
                 await self._agree_on_shards()
                 await self._say_where()
+                await self._keep_copies()
                 if not ready:
                     on_ready(self._told())
                     ready = True
@@ -247,6 +250,7 @@ class _ShardHost:
     async def _stay(self) -> None:
         """Show that this host is there until the master does not know it any more."""
         assert self._supervisor is not None
+        assert self._farm is not None
         assert self._joined is not None
         while True:
             ends = {self._supervisor.failed}
@@ -254,10 +258,26 @@ class _ShardHost:
             if self._supervisor.failed.done():
                 self._supervisor.failed.result()
             asked_ns = time.monotonic_ns()
-            answer = await self._leader.ask(STAY, Stay(self._number, self._joined.run), CALL_S)
+            stay = Stay(self._number, self._joined.run, self._farm.copies())
+            answer = await self._leader.ask(STAY, stay, CALL_S)
             if not answer.known:
                 return
             self._fence.open_until(asked_ns + answer.granted_ms * 1_000_000)
+            if not await self._keep_copies():
+                await self._join()  # a shard that is started anew may serve elsewhere
+
+    async def _keep_copies(self) -> bool:
+        """Copy what is always copied here, unless it leads here; return whether all is heard."""
+        assert self._supervisor is not None
+        assert self._farm is not None
+        assert self._joined is not None
+        heard = True
+        for shard in sorted(self._copied - self._supervisor.numbers):
+            source = self._joined.places[shard] if shard < len(self._joined.places) else ""
+            if source:
+                copy = await self._farm.copy(shard, source)
+                heard = heard and copy.state != "cut off"
+        return heard
 
     # -- what the master asks
 
@@ -294,6 +314,8 @@ class _ShardHost:
 
     async def _copy(self, request: Copy) -> CopyState:
         assert self._farm is not None
+        if not request.source and request.shard in self._copied:
+            return CopyState(self._number, "none", 0, 0)  # it goes on being copied
         return await self._farm.copy(request.shard, request.source)
 
     async def _lead(self, request: Lead) -> Led:
@@ -308,11 +330,14 @@ async def serve_host(
     config: MasterConfig,
     masters: Masters,
     wanted: Iterable[int],
+    copied: Iterable[int],
     secret: bytes | None,
     on_ready: Callable[[dict[str, Any]], object],
     stop: asyncio.Event,
 ) -> None:
-    """Lead shards for a master until told to stop.
+    """Lead shards for a master until told to stop: those that are `wanted`, and moved here.
+
+    What is `copied` is followed while others lead it.
 
     Raises ConfigError for settings that a host cannot have, and what broke a shard.
     """
@@ -321,4 +346,4 @@ async def serve_host(
             f"{config.host or 'nothing'} is no address at which a master can reach this host",
             advice="name one with --host",
         )
-    await _ShardHost(config, masters, wanted, secret, stop).run(on_ready)
+    await _ShardHost(config, masters, wanted, copied, secret, stop).run(on_ready)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from mooncake_store.journal.origin import Origin
 from mooncake_store.standby.following import ShardFollower
 from mooncake_store.standby.mirror import ShardMirror
-from mooncake_store.wire.hosts import CopyState
+from mooncake_store.wire.hosts import CopyState, HostCopy
 from transfer_engine.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -54,33 +54,45 @@ class Farm:
         self.number = number
         """By which those that are copied know who does."""
         self._secret = secret
-        self._copies: dict[int, tuple[str, ShardFollower]] = {}  # with what they follow
+        self._copies: dict[int, ShardFollower] = {}
+        self._sources: dict[int, str] = {}
         self._lock = asyncio.Lock()
 
     async def copy(self, shard: int, source: str) -> CopyState:
         """Follow a shard that leads at an address, "" for no more; return how the copy stands."""
         async with self._lock:
-            followed, follower = self._copies.get(shard, ("", None))
-            if follower is not None and followed != source:
-                await self._drop(shard)
-                follower = None
             if not source:
+                if shard in self._copies:
+                    await self._drop(shard)
                 return CopyState(self.number, "none", 0, 0)
             if shard in self._supervisor.numbers:
                 raise UnavailableError(f"this host leads shard {shard} itself", operation="copy")
-            if follower is None:
-                follower = await asyncio.to_thread(self._follow, shard, source)
-                self._copies[shard] = source, follower
-            status = follower.status()
-            state = RESTS if follower.mirror.all_there else status.state
-            return CopyState(self.number, state, status.position, status.head, status.why)
+            self._sources[shard] = source
+            if shard not in self._copies:
+                self._copies[shard] = await asyncio.to_thread(self._follow, shard)
+            return self._state_of(shard)
 
-    def _follow(self, shard: int, source: str) -> ShardFollower:
+    def copies(self) -> tuple[HostCopy, ...]:
+        """Return how everything stands that is copied here."""
+        states = [(shard, self._state_of(shard)) for shard in sorted(self._copies)]
+        return tuple(
+            HostCopy(shard, state.state, state.head - state.position) for shard, state in states
+        )
+
+    def _state_of(self, shard: int) -> CopyState:
+        follower = self._copies[shard]
+        status = follower.status()
+        state = RESTS if follower.mirror.all_there else status.state
+        return CopyState(
+            self.number, state, status.position, status.head, status.silent_ms, status.why
+        )
+
+    def _follow(self, shard: int) -> ShardFollower:
         if self._path is None or self._config.journal == "none":
             raise UnavailableError(
                 "this host keeps no journal, so nothing can be copied to it",
                 operation="copy",
-                advice="start it with --state DIRECTORY and without --journal none",
+                advice="start the master without --journal none, and each with --state DIRECTORY",
             )
         origin = Origin(self._cluster, shard, self._config.shards)
         level: Level = "synced" if self._config.journal == "synced" else "written"
@@ -88,14 +100,18 @@ class Farm:
             self._path / f"shard-{shard}", origin, level=level, events=self._config.events_kept
         )
         follower = ShardFollower(
-            lambda: (source, self._cluster), mirror, shard, self._secret, self.number
+            lambda: (self._sources[shard], self._cluster),
+            mirror,
+            shard,
+            self._secret,
+            self.number,
         )
         follower.start()
         return follower
 
     async def _drop(self, shard: int, *, hand_over: bool = False) -> None:
         """Follow a shard no more; what was copied of it stays."""
-        _, follower = self._copies.pop(shard)
+        follower = self._copies.pop(shard)
         await asyncio.to_thread(follower.stop)
         if hand_over:
             follower.mirror.hand_over()
@@ -109,7 +125,7 @@ class Farm:
         async with self._lock:
             if shard not in self._supervisor.numbers:
                 if shard in self._copies:
-                    complete = self._copies[shard][1].mirror.all_there
+                    complete = self._copies[shard].mirror.all_there
                     if not (complete or incomplete):
                         raise UnavailableError(
                             f"the copy of shard {shard} may lack something", operation="lead"
@@ -131,7 +147,7 @@ class Farm:
             if shard in self._supervisor.numbers:
                 return True
             if shard in self._copies:
-                complete = self._copies[shard][1].mirror.all_there
+                complete = self._copies[shard].mirror.all_there
                 await self._drop(shard, hand_over=complete)
             return await self._supervisor.start([shard])
 

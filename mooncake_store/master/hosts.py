@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.master.seats import Seats
     from mooncake_store.master.shard_link import ReplyT, RequestT
-    from mooncake_store.wire.hosts import Join, Serving, Stay
+    from mooncake_store.wire.hosts import HostCopy, Join, Serving, Stay
     from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.registry import Operation
 
@@ -70,6 +70,8 @@ class Host:
     number: int
     address: str
     client: AsyncClient
+    copies: tuple[HostCopy, ...] = ()
+    """What it copies, as it told last."""
     granted_until: float = 0.0
     """Until when its shards may answer, on the monotonic clock."""
     heard: float = field(default_factory=time.monotonic)
@@ -193,6 +195,7 @@ class Hosts:
             tuple(OwnShard(shard, tuple(self._bases(shard))) for shard in own),
             facts.settings,
             self._grant(host),
+            tuple("" if seat.address is None else str(seat.address) for seat in self._seats),
         )
 
     async def _meet(self, request: Join) -> Host:
@@ -246,6 +249,7 @@ class Hosts:
         host = self._by_number.get(request.number)
         if host is None or request.run != self.facts.run:
             return Stayed(False, 0)
+        host.copies = request.copies
         return Stayed(True, self._grant(host))
 
     def take(self, host: Host, shard: int, address: str) -> None:
@@ -256,13 +260,14 @@ class Hosts:
     def list(self) -> HostsReply:
         """Return who leads which shard."""
         now, seats = time.monotonic(), self._seats
-        own = HostEntry(MASTER, self.facts.address, tuple(seats.owned_by(MASTER)), 0)
+        own = HostEntry(MASTER, self.facts.address, tuple(seats.owned_by(MASTER)), 0, ())
         others = tuple(
             HostEntry(
                 host.number,
                 host.address,
                 tuple(seats.owned_by(host.number)),
                 int((now - host.heard) * 1000),
+                host.copies,
             )
             for host in self._by_number.values()
         )

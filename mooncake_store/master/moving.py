@@ -52,8 +52,8 @@ HERE = "master"
 POLL_S = 0.05
 NEAR_WORDS = 1 << 16
 """So little is left of a copy that the shard may rest for it."""
-COPY_S = 600.0
-"""How long a copy may make no progress before it is given up."""
+SILENT_S = 5.0
+"""How long the shard may not be heard where it is copied to."""
 REST_S = 5.0
 LEAD_S = 60.0
 
@@ -184,10 +184,13 @@ class Moves:
             self._states[shard] = MoveState("copying", behind, copy.why)
             if copy.state == "following" and behind < NEAR_WORDS:
                 return
-            if copy.state == "failing" or time.monotonic() > since + COPY_S:
-                raise UnavailableError(f"shard {shard} cannot be copied there: {copy.why}")
-            if copy.position != best:
+            if copy.position != best or 0 <= copy.silent_ms < SILENT_S * 1000:
                 best, since = copy.position, time.monotonic()
+            if copy.state == "failing" or time.monotonic() > since + SILENT_S:
+                raise UnavailableError(
+                    f"shard {shard} cannot be copied there: {copy.why}",
+                    advice="where its host is gone for good, and the other has a copy: --lost",
+                )
             await asyncio.sleep(POLL_S)
 
     async def _copy_all(self, target: Host | None, shard: int, source: str) -> None:

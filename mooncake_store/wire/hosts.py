@@ -28,6 +28,7 @@ __all__ = [
     "YIELD",
     "Copy",
     "CopyState",
+    "HostCopy",
     "HostEntry",
     "HostsReply",
     "HostsRequest",
@@ -82,6 +83,8 @@ class Joined(msgspec.Struct, frozen=True, array_like=True, tag="joined"):
     """Those of the master that all shards of a pool have in common, as MessagePack."""
     granted_ms: int
     """For how long its shards may answer, counted from when it asked."""
+    places: tuple[str, ...]
+    """Where each shard serves, "" for one that does not."""
 
 
 class ServedShard(msgspec.Struct, frozen=True, array_like=True):
@@ -100,11 +103,21 @@ class Serving(msgspec.Struct, frozen=True, array_like=True, tag="serving?"):
     served: tuple[ServedShard, ...]
 
 
+class HostCopy(msgspec.Struct, frozen=True, array_like=True):
+    """A shard that a host copies; `state` as `CopiedShard` has it."""
+
+    shard: int
+    state: str
+    behind: int
+    """Words that it lacks."""
+
+
 class Stay(msgspec.Struct, frozen=True, array_like=True, tag="stay?"):
     """A host shows that it is there."""
 
     number: int
     run: int
+    copies: tuple[HostCopy, ...]
 
 
 class Stayed(msgspec.Struct, frozen=True, array_like=True, tag="stayed"):
@@ -125,6 +138,8 @@ class HostEntry(msgspec.Struct, frozen=True, array_like=True):
     address: str
     shards: tuple[int, ...]
     silent_ms: int
+    copies: tuple[HostCopy, ...]
+    """As it told last."""
 
 
 class HostsReply(msgspec.Struct, frozen=True, array_like=True, tag="hosts"):
@@ -184,6 +199,8 @@ class CopyState(msgspec.Struct, frozen=True, array_like=True, tag="copying"):
     state: str
     position: int
     head: int
+    silent_ms: int = 0
+    """For how long nothing was heard of the shard; -1 for never."""
     why: str = ""
 
 

@@ -115,6 +115,12 @@ class Pool:
 
         return until(ended, what=f"the end of moving shard {shard}")
 
+    def has_copy(self, name, shard, master="master"):
+        """Whether a host has all of a shard, by what it told the master last."""
+        hosts = self.ask(HOSTS, HostsRequest(), master).hosts
+        copies = next(host.copies for host in hosts if host.address == self.addresses[name])
+        return any(c.shard == shard and c.state == "following" and not c.behind for c in copies)
+
     def close(self):
         """End it all; nothing of the worker's memory is left."""
         for client in self._clients:
