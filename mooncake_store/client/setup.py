@@ -210,7 +210,7 @@ class Setup:
             self.core.leases.clear()
             self.core.directory.forget()
         self._life, self._master_run = found.life, found.run
-        self.patience.several = self.masters.several or found.elsewhere
+        self.patience.several = self.masters.several or found.movable
         addresses = [Address.parse(shard) for shard in found.shards]
         if (found.cluster, addresses) == (self._cluster, former):
             return None

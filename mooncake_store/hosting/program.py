@@ -314,9 +314,11 @@ class _ShardHost:
 
     async def _copy(self, request: Copy) -> CopyState:
         assert self._farm is not None
+        assert self._supervisor is not None
         if not request.source and request.shard in self._copied:
+            await self._supervisor.forget_ahead(request.shard)
             return CopyState(self._number, "none", 0, 0)  # it goes on being copied
-        return await self._farm.copy(request.shard, request.source)
+        return await self._farm.copy(request.shard, request.source, soon=request.soon)
 
     async def _lead(self, request: Lead) -> Led:
         assert self._farm is not None

@@ -58,10 +58,14 @@ class Farm:
         self._sources: dict[int, str] = {}
         self._lock = asyncio.Lock()
 
-    async def copy(self, shard: int, source: str) -> CopyState:
-        """Follow a shard that leads at an address, "" for no more; return how the copy stands."""
+    async def copy(self, shard: int, source: str, *, soon: bool = False) -> CopyState:
+        """Follow a shard that leads at an address, "" for no more; return how the copy stands.
+
+        With `soon` a process is ready for it when this returns.
+        """
         async with self._lock:
             if not source:
+                await self._supervisor.forget_ahead(shard)
                 if shard in self._copies:
                     await self._drop(shard)
                 return CopyState(self.number, "none", 0, 0)
@@ -70,6 +74,8 @@ class Farm:
             self._sources[shard] = source
             if shard not in self._copies:
                 self._copies[shard] = await asyncio.to_thread(self._follow, shard)
+            if soon:
+                await self._supervisor.start_ahead(shard)
             return self._state_of(shard)
 
     def copies(self) -> tuple[HostCopy, ...]:

@@ -144,11 +144,6 @@ class Hosts:
             raise UnavailableError("the master is starting", advice="try again in a second")
         return self._facts
 
-    @property
-    def any(self) -> bool:
-        """Whether there is any."""
-        return bool(self._by_number)
-
     def at(self, address: str) -> Host:
         """Return the host that listens there. Raises InvalidArgumentError for an unknown one."""
         for host in self._by_number.values():
@@ -208,6 +203,7 @@ class Hosts:
                 advice="it may be at another address once that one is silent; if both run, one "
                 "has the state directory of the other",
             )
+        self._seats.movable = True
         client = AsyncClient(Address.parse(request.address), HOST, secret=self._secret)
         host = self._by_number[request.number] = Host(request.number, request.address, client)
         if former is not None:

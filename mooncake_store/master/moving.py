@@ -122,9 +122,9 @@ class Moves:
 
     async def _copy(self, target: Host | None, shard: int, source: str) -> CopyState:
         if target is None:
-            return await self._farm.copy(shard, source)
-        request = Copy(self._hosts.facts.run, shard, source)
-        return await target.ask(COPY, request, REST_S)
+            return await self._farm.copy(shard, source, soon=True)
+        request = Copy(self._hosts.facts.run, shard, source, soon=True)
+        return await target.ask(COPY, request, LEAD_S)
 
     async def _lead(self, seat: Seat, target: Host | None, *, incomplete: bool = False) -> None:
         if target is None:

@@ -84,7 +84,7 @@ class Overview:
             facts.life,
             lineage.run,
             lineage.has(request.run),
-            self.seats.elsewhere,
+            self.seats.movable,
         )
 
     async def list_segments(self, request: wire.SegmentsRequest) -> wire.SegmentsReply:

@@ -73,6 +73,8 @@ class Seats:
     def __init__(self, count: int) -> None:
         self._seats = [Seat(shard) for shard in range(count)]
         self._news = asyncio.Event()
+        self.movable = False
+        """Whether there are other hosts, to which a shard may be on its way."""
 
     def restore(self, owners: Sequence[int]) -> None:
         """Begin with who led each shard in the run before; nobody but the master if that is empty.
@@ -101,11 +103,6 @@ class Seats:
         """Who leads each shard; empty while the master leads all."""
         owners = tuple(seat.owner for seat in self._seats)
         return owners if any(owners) else ()
-
-    @property
-    def elsewhere(self) -> bool:
-        """Whether any shard belongs to another host than the master's."""
-        return any(seat.owner != MASTER for seat in self._seats)
 
     def owned_by(self, owner: int) -> list[int]:
         """Which shards somebody leads, or is to lead."""

@@ -17,7 +17,7 @@ import os
 import secrets
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -78,6 +78,8 @@ class _Shard:
     admin: list[socket.socket]
     link: RemoteShard
     child: Child | None = None
+    ahead: Child | None = None
+    """A process that was started ahead, and waits to be told what it is for."""
     keeps: bool = False
     starting: bool = False
     """Whether it is being started again."""
@@ -116,6 +118,7 @@ class Supervisor:
         self._agree = agree
         self._admin_secret = secrets.token_bytes(32)
         self._shards: dict[int, _Shard] = {}
+        self._ahead: dict[int, _Shard] = {}
         self._watched: list[int] = []
         self._restarts: set[asyncio.Task[None]] = set()
         self._stopped = False
@@ -123,7 +126,10 @@ class Supervisor:
 
     async def start(self, numbers: Iterable[int]) -> bool:
         """Start some shards at once; return whether all of these kept their contents."""
-        fresh = [self._bind(number) for number in numbers]
+        fresh = [
+            self._ahead.pop(number) if number in self._ahead else self._bind(number)
+            for number in numbers
+        ]
         self._shards |= {shard.number: shard for shard in fresh}
         kept = await asyncio.gather(*(self._run(shard) for shard in fresh))
         return all(kept)
@@ -145,9 +151,7 @@ class Supervisor:
         """Let a shard end, in good order if it can, and serve nobody in its place."""
         shard = self._shards.pop(number)
         shard.ending = True
-        await shard.link.client.close()
-        for each in (*shard.clients, *shard.admin):
-            each.close()
+        await _close(shard)
         if shard.child is not None:
             await asyncio.to_thread(shard.child.stop, grace_s)
 
@@ -174,12 +178,12 @@ class Supervisor:
             "fence": -1 if self._fence is None else self._fence.fd,
             "elected": self._elected,
         }
-        child = shard.child = Child(
-            "mooncake_store.master.shard_process",
-            message,
-            name=shard.name,
-            fds=[*clients, *admin, *([] if self._fence is None else [self._fence.fd])],
-        )
+        child, shard.ahead = shard.ahead, None
+        if child is None:
+            child = self._spawn(shard, message)
+        else:
+            child.tell(message)
+        shard.child = child
         answer = await asyncio.to_thread(child.wait_ready)
         shard.keeps = answer["keeps"]
         if not self._stopped:
@@ -187,6 +191,30 @@ class Supervisor:
             self._watched.append(fd)
             asyncio.get_running_loop().add_reader(fd, self._ended, fd, shard, child)
         return bool(answer["kept"])
+
+    def _spawn(self, shard: _Shard, message: dict[str, Any]) -> Child:
+        clients, admin = ([each.fileno() for each in s] for s in (shard.clients, shard.admin))
+        return Child(
+            "mooncake_store.master.shard_process",
+            message,
+            name=shard.name,
+            fds=[*clients, *admin, *([] if self._fence is None else [self._fence.fd])],
+        )
+
+    async def start_ahead(self, number: int) -> None:
+        """Have a process ready for a shard that may be started soon. Raises StoreError."""
+        if number not in self._ahead:
+            shard = self._ahead[number] = self._bind(number)
+            shard.ahead = self._spawn(shard, {"ahead": True})
+            await asyncio.to_thread(shard.ahead.wait_ready)
+
+    async def forget_ahead(self, number: int) -> None:
+        """Do without the process that was started ahead, if there is one."""
+        shard = self._ahead.pop(number, None)
+        if shard is not None:
+            await _close(shard)
+            assert shard.ahead is not None
+            await asyncio.to_thread(shard.ahead.stop, STOP_S)
 
     def _ended(self, fd: int, shard: _Shard, child: Child) -> None:
         self._unwatch(fd)
@@ -273,15 +301,22 @@ class Supervisor:
             task.cancel()
         shards, self._shards = list(self._shards.values()), {}
         for shard in shards:
-            await shard.link.client.close()
-            for each in (*shard.clients, *shard.admin):
-                each.close()
+            await _close(shard)
+        for number in list(self._ahead):
+            await self.forget_ahead(number)
         children = [shard.child for shard in shards if shard.child is not None]
         for child in children:
             child.release()
         # What was written down is brought to files first.
         grace_s = max(grace_s, END_S)
         await asyncio.gather(*(asyncio.to_thread(child.stop, grace_s) for child in children))
+
+
+async def _close(shard: _Shard) -> None:
+    """Let nobody reach a shard any more."""
+    await shard.link.client.close()
+    for each in (*shard.clients, *shard.admin):
+        each.close()
 
 
 def _address(sockets: list[socket.socket]) -> Address:

@@ -85,8 +85,12 @@ class Follower(abc.ABC):
         """Ask no more; return when the thread has ended."""
         self._stopped.set()
         self._thread.stop()
+        connection = self._connection
+        if connection is not None:
+            connection.interrupt()
         if self._thread.ident is not None:
             self._thread.join(CALL_S)
+        self._drop()
 
     @property
     def silent_ms(self) -> int:

@@ -48,8 +48,8 @@ class ClusterMap(msgspec.Struct, frozen=True, array_like=True, tag="map"):
     """Whether the contents come from the run that was asked about. Else they are older than what
     was known then, or of another line: what a client remembers of places does not hold, and what
     the master knows of a worker's memory may be wrong, so that it has to lend other memory."""
-    elsewhere: bool = False
-    """Whether shards may lead on other hosts than the master: one that is away may be moving."""
+    movable: bool = False
+    """Whether there are hosts to which a shard that is away may be on its way."""
 
 
 class SegmentSpec(msgspec.Struct, frozen=True, array_like=True):

@@ -185,11 +185,13 @@ class Relayed(msgspec.Struct, frozen=True, array_like=True, tag="relayed"):
 
 
 class Copy(msgspec.Struct, frozen=True, array_like=True, tag="copy?"):
-    """Follow a shard that leads at an address, or no more ("")."""
+    """Follow a shard that leads at an address, or no more than is always done ("")."""
 
     run: int
     shard: int
     source: str
+    soon: bool = False
+    """Whether it is to lead there soon, so that a process is made ready for it."""
 
 
 class CopyState(msgspec.Struct, frozen=True, array_like=True, tag="copying"):
