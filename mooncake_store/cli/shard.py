@@ -1,7 +1,7 @@
 """`mooncake shard`: shards that lead on other hosts than their master."""
 
 import sys
-import time
+import threading
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,7 @@ from mooncake_store.cli.shared.app import (
     note,
     table,
 )
-from mooncake_store.cli.shared.client import SecretOption
+from mooncake_store.cli.shared.client import SecretOption, UrlOption, store_url
 from mooncake_store.cli.shared.program_options import ConfigOption, begin, setting_options
 from mooncake_store.cli.shared.shards import shards_in
 from mooncake_store.config.settings import MasterConfig
@@ -32,11 +32,6 @@ app = make_app("Lead shards of a pool on several hosts, and move them.")
 
 CALL_S = 10.0
 POLL_S = 0.2
-
-MastersOption = Annotated[
-    str, typer.Option("--master", metavar="HOST:PORT,...", help="The master of the pool.")
-]
-MASTERS = "127.0.0.1:50051"
 
 
 @app.command(
@@ -118,14 +113,14 @@ def serve(
     "list", epilog=examples(("mooncake shard list --master 10.0.0.5:50051", "who leads what"))
 )
 def list_(
-    master: MastersOption = MASTERS,
+    url: UrlOption = None,
     secret_file: SecretOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Say which host leads which shard; ends with 4 while one is led by none."""
     from mooncake_store.wire.hosts import HOSTS, HostsRequest
 
-    with _connected(master, secret_file) as connection:
+    with _connected(url, secret_file) as connection:
         body = connection.call(HOSTS, HOSTS.request.pack(HostsRequest()), timeout_s=CALL_S)
         found = HOSTS.reply.unpack(body)
     emit(_value(found), as_json=as_json, human=lambda: _drawn(found))
@@ -135,12 +130,12 @@ def list_(
 @app.command(
     epilog=examples(
         (
-            "mooncake shard move 2,3 --to 10.0.0.6:50061 --master 10.0.0.5:50051",
+            "mooncake shard move 2,3 10.0.0.6:50061 --master 10.0.0.5:50051",
             "to a host that runs `mooncake shard serve`",
         ),
-        ("mooncake shard move 2 --to master", "back to the host of the master"),
+        ("mooncake shard move 2 master", "back to the host of the master"),
         (
-            "mooncake shard move 4 --to 10.0.0.7:50061 --lost",
+            "mooncake shard move 4 10.0.0.7:50061 --lost",
             "to a host that has a copy, when the one that led it is gone for good",
         ),
     )
@@ -148,9 +143,10 @@ def list_(
 def move(
     shards: Annotated[str, typer.Argument(metavar="SHARDS", help="Such as 2 or 4-7.")],
     to: Annotated[
-        str, typer.Option("--to", metavar="HOST:PORT", help="Where the other host listens.")
+        str,
+        typer.Argument(metavar="HOST:PORT", help="Where the other host listens, or `master`."),
     ],
-    master: MastersOption = MASTERS,
+    url: UrlOption = None,
     lost: Annotated[
         bool, typer.Option("--lost", help="The host that leads them is gone for good.")
     ] = False,
@@ -162,7 +158,7 @@ def move(
     A move that was interrupted is finished, or was not begun, when it is asked for again.
     """
     for shard in shards_in(shards):
-        with _connected(master, secret_file) as connection:
+        with _connected(url, secret_file) as connection:
             state = _moved(connection, shard, to, lost=lost)
         line = f"shard {shard} leads at {to}; it answered nobody for {state.paused_ms} ms"
         emit(
@@ -188,7 +184,7 @@ def _moved(connection: "BlockingConnection", shard: int, to: str, *, lost: bool)
         if line != told:
             note(line)
             told = line
-        time.sleep(POLL_S)
+        threading.Event().wait(POLL_S)
         state = ask(Move(shard))
     if state.state == "failed":
         raise UnavailableError(
@@ -200,17 +196,20 @@ def _moved(connection: "BlockingConnection", shard: int, to: str, *, lost: bool)
 
 
 @contextmanager
-def _connected(masters: str, secret_file: str | None) -> "Iterator[BlockingConnection]":
-    """A connection to the master that leads, of those that are named."""
-    from mooncake_store.endpoint import read_secret, split_addresses
+def _connected(url: str | None, secret_file: str | None) -> "Iterator[BlockingConnection]":
+    """A connection to the master that leads, which may wait for some of the shards."""
+    from mooncake_store.config.settings import load_client
+    from mooncake_store.endpoint import read_secret, split_url
     from mooncake_store.errors import StoreError
     from mooncake_store.wire.cluster import CLUSTER
     from mooncake_store.wire.hosts import HOSTS, HostsRequest
     from transfer_engine.rpc.address import Address
     from transfer_engine.rpc.blocking import BlockingConnection
 
-    secret = read_secret(secret_file) if secret_file else None
-    places = [Address(*place) for place in split_addresses(masters)]
+    given = {} if secret_file is None else {"secret_file": secret_file}
+    settings = load_client(None if url is None else store_url(url), given)
+    secret = read_secret(settings.secret_file) if settings.secret_file else None
+    places = [Address(*place) for place in split_url(settings.url).masters]
     for at, place in enumerate(places):
         try:
             connection = BlockingConnection.connect(place, CLUSTER, secret=secret)

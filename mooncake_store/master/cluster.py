@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import logging
 import os
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -35,22 +34,19 @@ from mooncake_store.master.roster import LentSegment, LentWorker, Roster
 from mooncake_store.program.logs import StateLog
 from mooncake_store.units import MILLISECOND_NS, SECOND_NS
 from mooncake_store.wire import cluster as wire
-from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, STAY
-from mooncake_store.wire.standby import PROMOTE, REGISTERS, RegistersReply
-from transfer_engine.errors import AuthError, StoreError, UnavailableError
+from mooncake_store.wire.standby import REGISTERS, RegistersReply
+from transfer_engine.errors import StoreError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
     from mooncake_store.clock import Clock
     from mooncake_store.master.liveness import Liveness
     from mooncake_store.master.overview import ClusterFacts
     from mooncake_store.master.registers import Registers
     from mooncake_store.master.seats import Seats
-    from mooncake_store.program.fence import Fence
     from mooncake_store.wire.standby import RegistersRequest
-    from transfer_engine.rpc.serving import Connection, Reply
-    from transfer_engine.wire.frame import Frame
+    from transfer_engine.rpc.serving import Connection
     from transfer_engine.wire.registry import Operation
 
 __all__ = ["Cluster"]
@@ -63,30 +59,12 @@ READERS_NS = 2 * SECOND_NS
 """A shard sweeps three million rows in that time, on a machine that is not busy."""
 DRAIN_POLL_S = 0.02
 AGREE_S = 1.0
-_OWNERS = frozenset(
-    each.opcode
-    for each in (
-        wire.MOUNT,
-        wire.UNMOUNT,
-        wire.DRAIN,
-        REGISTERS,
-        PROMOTE,
-        JOIN,
-        SERVING,
-        STAY,
-        MOVE,
-    )
-)
-"""Not for who may only read: he would change something, or learn the secret of all namespaces."""
-_EARLY = frozenset(each.opcode for each in (wire.STATUS, JOIN, SERVING, STAY, HOSTS))
-"""Answered before all shards are there; some may be on hosts that have yet to join."""
 
 
 class Cluster:
     """Workers and segments; belongs to one event loop. `begin` makes it answer."""
 
-    def __init__(self, clock: Clock, seats: Seats, fence: Fence | None = None) -> None:
-        self._fence = fence
+    def __init__(self, clock: Clock, seats: Seats) -> None:
         self._seats = seats
         self._now = clock.now_ns
         self._started_ns = clock.now_ns()
@@ -104,16 +82,25 @@ class Cluster:
         self._agreeing: asyncio.Task[None] | None = None
         self._states = StateLog(log)
         self._news = RegisterNews()
-        self._handlers: dict[int, Callable[[Connection, Any], Any]] = {
-            wire.MAP.opcode: lambda *asked: self._known.cluster_map(*asked),
-            wire.MOUNT.opcode: lambda _, request: self._begin_mount(request),
-            wire.UNMOUNT.opcode: lambda _, request: self._apart(self._unmount(request)),
-            wire.SEGMENTS.opcode: lambda _, request: self._known.list_segments(request),
-            wire.STATUS.opcode: self._status,
-            wire.DRAIN.opcode: lambda _, request: self._apart(self._drain(request)),
-            wire.DRAIN_STATUS.opcode: self._drain_status,
-            REGISTERS.opcode: self._registers,
+
+    @property
+    def handlers(self) -> dict[Operation[Any, Any], Callable[[Connection, Any], Any]]:
+        """What answers each request for segments and workers."""
+        return {
+            wire.MAP: lambda *asked: self._known.cluster_map(*asked),
+            wire.MOUNT: lambda _, request: self._begin_mount(request),
+            wire.UNMOUNT: lambda _, request: self._apart(self._unmount(request)),
+            wire.SEGMENTS: lambda _, request: self._known.list_segments(request),
+            wire.STATUS: self._status,
+            wire.DRAIN: lambda _, request: self._apart(self._drain(request)),
+            wire.DRAIN_STATUS: self._drain_status,
+            REGISTERS: self._registers,
         }
+
+    @property
+    def begun(self) -> bool:
+        """Whether all shards are there, and everybody is answered."""
+        return self._overview is not None
 
     # -- life
 
@@ -142,11 +129,6 @@ class Cluster:
     def bases(self, shard: int, shards: int) -> list[tuple[int, int]]:
         """Return where in each segment the slice of a shard begins: (number, base)."""
         return self._roster.bases(shard, shards)
-
-    def also_answer(self, handlers: Mapping[Operation[Any, Any], Callable[[Any], Any]]) -> None:
-        """Answer what concerns other hosts, from now on: they join before all shards are there."""
-        for operation, handler in handlers.items():
-            self._handlers[operation.opcode] = partial(_without_peer, handler)
 
     async def begin(self, facts: ClusterFacts, liveness: Liveness) -> None:
         """Agree with the shards, which are up, and answer requests from then on.
@@ -186,28 +168,6 @@ class Cluster:
         await self._file.settle()
 
     # -- requests
-
-    def handle(self, connection: Connection, frame: Frame) -> Reply | Awaitable[Reply]:
-        """Answer one request."""
-        if self._fence is not None:
-            self._fence.check()
-        operation = wire.CLUSTER.by_opcode[frame.opcode]
-        request = operation.request.unpack(frame.body)
-        if connection.session.read_only and frame.opcode in _OWNERS:
-            raise AuthError(
-                "the credential is read-only",
-                operation=operation.name,
-                advice="connect with the shared secret itself to change the cluster",
-            )
-        handler = self._handlers.get(frame.opcode)
-        early = self._overview is None and frame.opcode not in _EARLY
-        if handler is None or early:
-            raise UnavailableError("the master is starting", advice="try again in a second")
-        answer = handler(connection, request)
-        if asyncio.iscoroutine(answer):
-            return _packed(operation, answer)
-        body: bytes = operation.reply.pack(answer)
-        return body
 
     @property
     def _known(self) -> Overview:
@@ -586,15 +546,6 @@ class Cluster:
         status = next((reply.status for reply in replies if reply.status), 0)
         message = next((reply.message for reply in replies if reply.message), "")
         return wire.DrainReply(status, state, sum(reply.moved for reply in replies), message)
-
-
-def _without_peer(handler: Callable[[Any], Any], _: Connection, request: Any) -> Any:
-    return handler(request)
-
-
-async def _packed(operation: Any, answer: Awaitable[Any]) -> bytes:
-    body: bytes = operation.reply.pack(await answer)
-    return body
 
 
 def _refused(request: wire.Mount, status: Status) -> wire.Mounted:

@@ -18,7 +18,7 @@ import logging
 import secrets
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -31,6 +31,7 @@ from mooncake_store.master.building import (
     shard_server,
 )
 from mooncake_store.master.cluster import Cluster
+from mooncake_store.master.cluster_service import ClusterService
 from mooncake_store.master.farm import Farm
 from mooncake_store.master.hosts import Hosts, OwnFacts
 from mooncake_store.master.liveness import Liveness
@@ -45,7 +46,6 @@ from mooncake_store.master.supervisor import Supervisor
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire.cluster import CLUSTER
 from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, STAY
-from mooncake_store.wire.standby import PROMOTE, STANDBY
 from transfer_engine.errors import UnavailableError
 from transfer_engine.rpc.server import Server
 
@@ -113,10 +113,11 @@ class Master:
         Returns when all shards are led, also those that other hosts lead.
         """
         config, seats = self.config, self._seats
-        cluster = self._cluster = Cluster(self._clock, seats, self._fence)
+        cluster = self._cluster = Cluster(self._clock, seats)
+        service = ClusterService(cluster.handlers, lambda: cluster.begun, self._fence)
         try:
             server = Server(
-                CLUSTER, cluster.handle, secret=self._secret, limits=server_limits(config)
+                CLUSTER, service.handle, secret=self._secret, limits=server_limits(config)
             )
             self._servers.append(server)
             address = await server.listen(config.host, config.port, insecure=config.insecure)
@@ -124,7 +125,7 @@ class Master:
             life = cluster.recall(RegisterFile(state.path), state.found, state.place)
             if life is None:
                 seats.claim(MASTER, self._lead)
-            hosts = self._meet_hosts(cluster, address)
+            hosts = self._meet_hosts(cluster, service, address)
             kept = await self._start_shards(cluster)
             if seats.missing:
                 log.info("shards %s are awaited from other hosts", seats.missing)
@@ -156,7 +157,7 @@ class Master:
             raise
         return Addresses(address, tuple(seat.address for seat in seats if seat.address), pulse)
 
-    def _meet_hosts(self, cluster: Cluster, address: Address) -> Hosts:
+    def _meet_hosts(self, cluster: Cluster, service: ClusterService, address: Address) -> Hosts:
         """Let hosts join, and shards be moved, from now on."""
         config, state = self.config, self._state
         assert state is not None
@@ -184,15 +185,13 @@ class Master:
         moves = Moves(
             self._seats, hosts, farm, cluster.lock, cluster.keep, cluster.reconcile, self._end_own
         )
-        cluster.also_answer(
+        service.also_answer(
             {
                 JOIN: hosts.join,
                 SERVING: hosts.serving,
                 STAY: hosts.stay,
                 HOSTS: lambda _: hosts.list(),
                 MOVE: moves.begin,
-                STANDBY: _no_standby,
-                PROMOTE: _no_standby,
             }
         )
         hosts.open(
@@ -290,10 +289,6 @@ class Master:
             await self._supervisor.stop(max(0.5, deadline - time.monotonic()))
         if self._state is not None:
             self._state.close()
-
-
-def _no_standby(request: Any) -> Any:
-    raise UnavailableError("this master leads; it is no standby")
 
 
 async def _now(value: T) -> T:

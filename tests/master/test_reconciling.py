@@ -19,6 +19,7 @@ from mooncake_store.core.shard import Shard
 from mooncake_store.errors import PeerLostError, UnavailableError
 from mooncake_store.master import cluster, registers
 from mooncake_store.master.cluster import Cluster
+from mooncake_store.master.cluster_service import ClusterService
 from mooncake_store.master.overview import ClusterFacts
 from mooncake_store.master.registers import RegisterFile
 from mooncake_store.master.seats import Seats
@@ -113,6 +114,7 @@ class Run:
         for seat, link in zip(seats, self.links, strict=True):
             seat.take(link, HERE)
         self.cluster = Cluster(clock, seats)
+        self.service = ClusterService(self.cluster.handlers, lambda: self.cluster.begun)
 
     async def __aenter__(self):
         life = self.cluster.recall(RegisterFile(self.folder), self.found, "here")
@@ -131,7 +133,7 @@ class Run:
     async def ask(self, operation, request):
         """Ask the cluster service as a connection would."""
         body = operation.request.pack(request)
-        answer = self.cluster.handle(CONNECTION, Frame(operation.opcode, 0, 1, 0, body))
+        answer = self.service.handle(CONNECTION, Frame(operation.opcode, 0, 1, 0, body))
         if inspect.isawaitable(answer):
             answer = await answer
         return operation.reply.unpack(answer)
