@@ -195,7 +195,7 @@ def split(
     began = time.monotonic()
     with _connected(url, secret_file) as connection:
         run = _hosts(connection).run
-        body = connection.call(SPLIT, SPLIT.request.pack(Split(factor)), timeout_s=CALL_S)
+        body = connection.call(SPLIT, SPLIT.request.pack(Split(factor)), timeout_s=SPLIT_S)
         shards = SPLIT.reply.unpack(body).shards
     found = _hosts_of_another_run(url, secret_file, run)
     if found.split:

@@ -118,15 +118,22 @@ async def lead(
     `shards` are those that lead beside it when its pool begins; None is all.
     """
     ending = asyncio.ensure_future(stop.wait())
-    told = ""
+    told, ahead = "", None
     try:
         while True:
             master = Master(
-                config, secret=secret, fence=fence, lead=shards, may_split=fence is None, told=told
+                config,
+                secret=secret,
+                fence=fence,
+                lead=shards,
+                may_split=fence is None,
+                told=told,
+                ahead=ahead,
             )
             address = await _lead_once(master, on_ready, ending)
             if address is None or ending.done() or not master.split.done():
                 return
+            ahead = master.ahead
             # Whoever goes on asking finds it where it was.
             config = msgspec.structs.replace(master.config, port=address.port)
             assert master.state_path is not None
@@ -178,6 +185,8 @@ async def _lead_once(
     finally:
         if config.port_file:
             remove_port_file(config.port_file)
+        if master.split.done():
+            master.hand_on()
         await master.stop(STOP_S)
     if master.failed.done():
         master.failed.result()

@@ -45,7 +45,7 @@ from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.site import ShardPlace
 from mooncake_store.master.splitting import SHARDS_MAX, finish_split
 from mooncake_store.master.state_directory import StateDirectory
-from mooncake_store.master.supervisor import Supervisor
+from mooncake_store.master.supervisor import Ahead, Supervisor
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire.cluster import CLUSTER
 from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, SPLIT, STAY, SplitBegun
@@ -83,7 +83,8 @@ class Master:
 
     `lead` says which shards it leads itself, when its pool begins; others wait for their hosts.
     Whoever runs it waits for `split` as well, if it `may_split`: it is then to be stopped, its
-    state split by that factor, and another one started; `told` is why that failed before this one.
+    state split by that factor, and another one started; `told` is why that failed before this one,
+    and `ahead` what `hand_on` returned.
     """
 
     def __init__(
@@ -96,7 +97,9 @@ class Master:
         lead: Collection[int] | None = None,
         may_split: bool = False,
         told: str = "",
+        ahead: Ahead | None = None,
     ) -> None:
+        self.ahead = ahead
         self._may_split = may_split
         self._told = told
         self.split: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -204,6 +207,7 @@ class Master:
             cluster.reconcile,
             self._fence,
             elected=self._fence is not None,
+            ahead=self.ahead,
         )
         self.failed = supervisor.failed
         name = state.kept.cluster
@@ -260,8 +264,12 @@ class Master:
             )
         if not self.split.done():
             self._seats.movable = True  # clients wait longer, which they hear with the next map
+            assert self._supervisor is not None
+            # Started while the shards go on: it is most of what a split takes.
+            await asyncio.gather(*map(self._supervisor.start_ahead, range(count)))
             await rest(self._seats)
-            self.split.set_result(request.factor)
+            if not self.split.done():
+                self.split.set_result(request.factor)
         return SplitBegun(count)
 
     def _new_liveness(self, cluster: Cluster) -> Liveness:
@@ -283,7 +291,13 @@ class Master:
         kept = await self._supervisor.start(own)
         for shard in own:
             self._seats[shard].take(self._supervisor.link(shard), self._supervisor.address(shard))
+        await self._supervisor.forget_all_ahead()
         return kept
+
+    def hand_on(self) -> None:
+        """Leave the master after this one the processes that were started for it, as `ahead`."""
+        if self._supervisor is not None:
+            self.ahead = self._supervisor.hand_on()
 
     async def _start_own(self) -> bool:
         """Serve the only shard on this event loop; return whether it kept its contents."""
