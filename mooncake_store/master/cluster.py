@@ -31,10 +31,11 @@ from mooncake_store.master.overview import Overview
 from mooncake_store.master.register_news import RegisterNews
 from mooncake_store.master.registers import RegisterFile
 from mooncake_store.master.roster import LentSegment, LentWorker, Roster
+from mooncake_store.master.standbys import Standbys
 from mooncake_store.program.logs import StateLog
 from mooncake_store.units import MILLISECOND_NS, SECOND_NS
 from mooncake_store.wire import cluster as wire
-from mooncake_store.wire.standby import PROMOTE, REGISTERS, STANDBY, RegistersReply
+from mooncake_store.wire.standby import DROP, PROMOTE, REGISTERS, STANDBY, RegistersReply
 from transfer_engine.errors import AuthError, StoreError, UnavailableError
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from mooncake_store.master.liveness import Liveness
     from mooncake_store.master.overview import ClusterFacts
     from mooncake_store.master.shard_link import ShardLink
-    from mooncake_store.program.fence import Fence
     from mooncake_store.wire.standby import RegistersRequest
     from transfer_engine.rpc.serving import Connection, Reply
     from transfer_engine.wire.frame import Frame
@@ -62,7 +62,7 @@ READERS_NS = 2 * SECOND_NS
 DRAIN_POLL_S = 0.02
 AGREE_S = 1.0
 _OWNERS = frozenset(
-    each.opcode for each in (wire.MOUNT, wire.UNMOUNT, wire.DRAIN, REGISTERS, PROMOTE)
+    each.opcode for each in (wire.MOUNT, wire.UNMOUNT, wire.DRAIN, REGISTERS, PROMOTE, DROP)
 )
 """Not for who may only read: he would change something, or learn the secret of all namespaces."""
 
@@ -70,8 +70,9 @@ _OWNERS = frozenset(
 class Cluster:
     """Workers and segments; belongs to one event loop. `begin` makes it answer."""
 
-    def __init__(self, clock: Clock, fence: Fence | None = None) -> None:
-        self._fence = fence
+    def __init__(self, clock: Clock, standbys: Standbys | None = None) -> None:
+        self._standbys = standbys or Standbys()
+        self._fence = self._standbys.fence
         self._now = clock.now_ns
         self._started_ns = clock.now_ns()
         self._overview: Overview | None = None
@@ -98,6 +99,7 @@ class Cluster:
             REGISTERS.opcode: self._registers,
             STANDBY.opcode: _no_standby,
             PROMOTE.opcode: _no_standby,
+            DROP.opcode: lambda _, request: self._standbys.drop(request),
         }
 
     # -- life
@@ -147,7 +149,8 @@ class Cluster:
             if not worker.numbers:
                 del roster.workers[worker.uuid]
         await self._keep()
-        self._overview = Overview(facts, lineage, roster, self._shards, liveness)
+        self._standbys.begin(self._shards)
+        self._overview = Overview(facts, lineage, roster, self._shards, liveness, self._standbys)
         for worker in roster.workers.values():
             specs = [roster.segments[number].spec for number in sorted(worker.numbers)]
             self._watch(worker, specs)
@@ -155,6 +158,7 @@ class Cluster:
     async def stop(self) -> None:
         """Give up what is under way. Idempotent."""
         self._news.give_up()
+        await self._standbys.stop()
         while self._tasks:  # one that fails meanwhile asks for another
             for task in list(self._tasks):
                 task.cancel()
@@ -204,6 +208,7 @@ class Cluster:
                 operation="registers",
                 advice="start it with --state DIRECTORY",
             )
+        self._standbys.met(connection, request.standby, request.address)
         facts, run = self._known.facts, self._lineage.run
         if request.run == run:
             await self._news.after(request.version, request.wait_ms / 1000)

@@ -114,7 +114,8 @@ class Keeper:
             origin,
             level="synced" if level == "synced" else "written",
             believed=believed,
-            on_synced=self._moved,
+            # Where changes wait for a standby the disk lets none of them go.
+            on_synced=None if self.replicates else self._moved,
             note=noter.note,
         )
         self._outlet = _Outlet(self._writer)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mooncake_store.master.lineage import Lineage
     from mooncake_store.master.liveness import Liveness
     from mooncake_store.master.roster import LentSegment, Roster
+    from mooncake_store.master.standbys import Standbys
     from transfer_engine.rpc.serving import Connection
 
 __all__ = ["ClusterFacts", "Overview"]
@@ -58,6 +59,7 @@ class Overview:
     roster: Roster
     shards: AllShards
     liveness: Liveness
+    standbys: Standbys
 
     def cluster_map(self, connection: Connection, request: wire.MapRequest) -> wire.ClusterMap:
         """Return how the cluster is made up, as this peer reaches it."""
@@ -106,8 +108,10 @@ class Overview:
     async def status(self, connection: Connection, uptime_ms: int) -> wire.ClusterStatus:
         """Return the health of the cluster."""
         segments = self.roster.segments.values()
+        takes = any(s.state == SegmentState.OK and s.spec.tier != Tier.COLD for s in segments)
+        standbys = await self.standbys.told()
         return wire.ClusterStatus(
-            any(s.state == SegmentState.OK and s.spec.tier != Tier.COLD for s in segments),
+            takes and not standbys["refusing"],
             self.facts.version,
             os.getpid(),
             uptime_ms,
@@ -123,6 +127,7 @@ class Overview:
                 for worker in self.roster.workers.values()
             ),
             await self._entries(),
+            **standbys,
         )
 
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.server import Addresses
+    from mooncake_store.master.standbys import Election
     from mooncake_store.program.children import Parent
-    from mooncake_store.program.fence import Fence
 
 __all__ = [
     "described",
@@ -101,11 +101,11 @@ async def lead(
     secret: bytes | None,
     on_ready: Callable[[dict[str, Any]], object],
     stop: asyncio.Event,
-    fence: Fence | None = None,
+    election: Election | None = None,
 ) -> None:
     """Serve as a master until told to stop; raises what broke a shard."""
     loop = asyncio.get_running_loop()
-    master = Master(config, secret=secret, fence=fence)
+    master = Master(config, secret=secret, election=election)
     facts = described(await master.start())
     assert master.failed is not None
     try:

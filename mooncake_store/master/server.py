@@ -33,6 +33,7 @@ from mooncake_store.master.overview import ClusterFacts
 from mooncake_store.master.registers import RegisterFile
 from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.site import ShardPlace
+from mooncake_store.master.standbys import Standbys
 from mooncake_store.master.state_directory import StateDirectory
 from mooncake_store.master.supervisor import Supervisor
 from mooncake_store.units import MILLISECOND_NS
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.shard_link import ShardLink
     from mooncake_store.master.shard_service import ShardService
-    from mooncake_store.program.fence import Fence
+    from mooncake_store.master.standbys import Election
     from transfer_engine.rpc.address import Address
 
 __all__ = ["Addresses", "Master"]
@@ -71,13 +72,13 @@ class Master:
         *,
         secret: bytes | None = None,
         clock: Clock | None = None,
-        fence: Fence | None = None,
+        election: Election | None = None,
     ) -> None:
         self.config = config
         self.epoch = time.time_ns()
         self._secret = secret
         self._clock = clock or SystemClock()
-        self._fence = fence
+        self._standbys = Standbys(election)
         self._state: StateDirectory | None = None
         self._cluster: Cluster | None = None
         self._liveness: Liveness | None = None
@@ -91,7 +92,7 @@ class Master:
     async def start(self) -> Addresses:
         """Start everything, or nothing; raises ConfigError for an address in use."""
         config = self.config
-        cluster = self._cluster = Cluster(self._clock, self._fence)
+        cluster = self._cluster = Cluster(self._clock, self._standbys)
         try:
             server = Server(
                 CLUSTER, cluster.handle, secret=self._secret, limits=server_limits(config)
@@ -147,13 +148,18 @@ class Master:
         assert self._state is not None
         if config.shards > 1:
             supervisor = self._supervisor = Supervisor(
-                config, self._secret, self._state, cluster.bases, cluster.reconcile, self._fence
+                config,
+                self._secret,
+                self._state,
+                cluster.bases,
+                cluster.reconcile,
+                self._standbys.term,
             )
             self.failed = supervisor.failed
             return await supervisor.start()
         name = self._state.kept.cluster
         opened = await open_service(
-            config, ShardPlace(), self._clock, self._state.path, name, self._fence
+            config, ShardPlace(), self._clock, self._state.path, name, self._standbys.term()
         )
         service, self.loading = opened
         self._service = service
@@ -162,7 +168,7 @@ class Master:
         self._servers.append(server)
         address = await server.listen(config.host, 0, insecure=config.insecure)
         service.start()
-        return (address,), (LocalShard(service.site),), service.site.kept
+        return (address,), (LocalShard(service.site, service.shipping),), service.site.kept
 
     def _liveness_failed(self, error: Exception) -> None:
         if self.failed is not None and not self.failed.done():

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from mooncake_store.config.settings import MasterConfig
+    from mooncake_store.master.counting import Term
     from mooncake_store.master.shard_link import ReplyT, RequestT
     from mooncake_store.master.state_directory import StateDirectory
-    from mooncake_store.program.fence import Fence
     from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.registry import Operation
 
@@ -89,7 +89,8 @@ class Supervisor:
     """The shard processes of one master.
 
     `bases(shard, shards)` says where in each segment that is known the slice of a shard begins;
-    `agree()` agrees with all shards on what there is, when one was started again.
+    `agree()` agrees with all shards on what there is, when one was started again. `term()` says for
+    whom changes wait now, where leaders are elected.
     """
 
     def __init__(
@@ -99,9 +100,9 @@ class Supervisor:
         state: StateDirectory,
         bases: Callable[[int, int], list[tuple[int, int]]],
         agree: Callable[[], Awaitable[None]],
-        fence: Fence | None = None,
+        term: Callable[[], Term | None] = lambda: None,
     ) -> None:
-        self._fence = fence
+        self._term = term
         self._config = config
         self._secret = secret
         self._state = state
@@ -135,6 +136,7 @@ class Supervisor:
     async def _run(self, shard: _Shard) -> bool:
         """Start the process of a shard; return whether it has the contents it had before."""
         clients, admin = ([each.fileno() for each in s] for s in (shard.clients, shard.admin))
+        term = self._term()
         message = {
             "config": msgspec.to_builtins(self._config),
             "shard": shard.number,
@@ -145,13 +147,13 @@ class Supervisor:
             "cluster": self._state.kept.cluster,
             "clients": clients,
             "admin": admin,
-            "fence": -1 if self._fence is None else self._fence.fd,
+            "term": None if term is None else (term.fence.fd, *term.counted),
         }
         child = shard.child = Child(
             "mooncake_store.master.shard_process",
             message,
             name=shard.name,
-            fds=[*clients, *admin, *([] if self._fence is None else [self._fence.fd])],
+            fds=[*clients, *admin, *([] if term is None else [term.fence.fd])],
         )
         answer = await asyncio.to_thread(child.wait_ready)
         shard.keeps = answer["keeps"]

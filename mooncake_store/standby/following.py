@@ -155,6 +155,7 @@ class RegistersFollower(Follower):
         self._leader = address
         self._path = path
         self._on_first = on_first
+        self._me = (0, "")
         self.last: RegistersReply | None = None
         registers, kept = RegisterFile(path).read(), read_kept(path)
         self._life = None if registers is None else registers.life
@@ -162,13 +163,17 @@ class RegistersFollower(Follower):
         self.refusal: StoreError | None = None
         """Why its leader is none for this directory, where that was so at first."""
 
+    def introduce(self, number: int, address: str) -> None:
+        """Tell the leader from now on which standby this is, and where it listens."""
+        self._me = (number, address)
+
     def _address(self) -> tuple[str, str]:
         return self._leader, "" if self.last is None else self.last.cluster
 
     def _ask(self) -> None:
         last = self.last
         run, version = (0, 0) if last is None else (last.run, last.version)
-        request = RegistersRequest(run, version, WAIT_MS)
+        request = RegistersRequest(run, version, WAIT_MS, *self._me)
         assert self._connection is not None
         body = self._connection.call(REGISTERS, REGISTERS.request.pack(request), timeout_s=CALL_S)
         reply = REGISTERS.reply.unpack(body)
@@ -263,4 +268,6 @@ class ShardFollower(Follower):
         if state == "following" and not self.connected:
             state = "cut off"
         why = mirror.told if state in ("copying", "failing") else self.why
-        return CopiedShard(state, mirror.position, mirror.head, self.silent_ms, why)
+        return CopiedShard(
+            state, mirror.position, mirror.head, self.silent_ms, why, mirror.objects, mirror.exact
+        )

@@ -78,14 +78,18 @@ class Standby:
             leader, secret, self._path, lambda: loop.call_soon_threadsafe(heard.set)
         )
         self._shards: list[ShardFollower] = []
+        self._number = 0
 
     @property
     def shards(self) -> int:
         """How many shards its leader has; 0 before that is known."""
         return len(self._shards)
 
-    async def begin(self) -> None:
-        """Follow the leader once it answers. Raises ConfigError where it cannot be copied."""
+    async def begin(self, address: str) -> None:
+        """Follow the leader once it answers, listening at an address.
+
+        Raises ConfigError where it cannot be copied.
+        """
         self._registers.start()
         await self._heard.wait()
         if self._registers.refusal is not None:
@@ -104,7 +108,8 @@ class Standby:
         if config.journal == "none":
             raise ConfigError("a standby keeps a journal", advice="leave out --journal none")
         level: Level = "synced" if config.journal == "synced" else "written"
-        me = number_of(self._path)
+        me = self._number = number_of(self._path)
+        self._registers.introduce(me, address)
         for number in range(count):
             origin = Origin(last.cluster, number, count)
             folder = self._path / f"shard-{number}"
@@ -123,6 +128,7 @@ class Standby:
             "" if last is None else last.cluster,
             tuple(shard.status() for shard in self._shards),
             self._lacking(),
+            self._number,
         )
 
     def _lacking(self) -> str:
@@ -265,7 +271,7 @@ async def follow_until_promoted(
     ending = asyncio.ensure_future(stop.wait())
     try:
         address = await server.listen(config.host, config.port, insecure=config.insecure)
-        beginning: asyncio.Future[None] = asyncio.ensure_future(standby.begin())
+        beginning: asyncio.Future[None] = asyncio.ensure_future(standby.begin(str(address)))
         await _first_of(beginning, ending)
         if ending.done():
             beginning.cancel()

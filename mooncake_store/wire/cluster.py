@@ -12,7 +12,15 @@ from __future__ import annotations
 
 import msgspec
 
-from mooncake_store.wire.standby import PROMOTE, REGISTERS, STANDBY
+from mooncake_store.wire.standby import (
+    COUNT,
+    DROP,
+    PROMOTE,
+    REGISTERS,
+    STANDBY,
+    STANDBYS,
+    StandbyEntry,
+)
 from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.registry import Operation, Registry
 
@@ -155,6 +163,11 @@ class ClusterStatus(msgspec.Struct, frozen=True, array_like=True, tag="status"):
     shards: tuple[str, ...]
     workers: tuple[WorkerEntry, ...]
     segments: tuple[SegmentEntry, ...]
+    standbys: tuple[StandbyEntry, ...] = ()
+    refusing: str = ""
+    """Why changes are refused for want of a standby."""
+    waiting: int = 0
+    """Changes that wait for the disk or a standby now."""
 
 
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
@@ -282,8 +295,8 @@ CLUSTER = Registry(
     "mooncake",
     [
         MAP, MOUNT, UNMOUNT, SEGMENTS, STATUS, DRAIN, DRAIN_STATUS,
-        REGISTERS, STANDBY, PROMOTE,
+        REGISTERS, STANDBY, PROMOTE, DROP,
     ],
 )  # fmt: skip
 LIVENESS = Registry("mooncake-liveness", [PING])
-ADMIN = Registry("mooncake-admin", [MOUNT_SLICE, SEGMENT_STATE, SLICES])
+ADMIN = Registry("mooncake-admin", [MOUNT_SLICE, SEGMENT_STATE, SLICES, STANDBYS, COUNT])
