@@ -138,12 +138,16 @@ class AsyncDriver:
                 break
         self._cluster = self._masters[attempt.place]
         former = self._shards
-        addresses = self.setup.new_map(found, [peer.address for peer in former])
-        if addresses is None:
+        places = self.setup.new_map(found, [peer.address for peer in former])
+        if places is None:
             return
-        self._shards = [_Peer(self.setup, each, SHARD, at) for at, each in enumerate(addresses)]
+        self._shards = [
+            former[at] if stays else _Peer(self.setup, address, SHARD, at)
+            for at, (address, stays) in enumerate(places)
+        ]
         for peer in former:
-            await peer.close()
+            if peer not in self._shards:
+                await peer.close()
 
     async def _ask_map(self, place: Address, timeout_s: float) -> ClusterMap | StoreError:
         """Ask one master; once more where the connection was lost with the answer."""

@@ -122,11 +122,15 @@ class BlockingDriver:
         with self._lock:
             self._cluster = self._masters[attempt.place]
             former = self._shards
-            addresses = self.setup.new_map(found, [pool.address for pool in former])
-            if addresses is None:
+            places = self.setup.new_map(found, [pool.address for pool in former])
+            if places is None:
                 return
-            self._shards = [_ShardPool(self.setup, *each) for each in enumerate(addresses)]
-        for pool in former:
+            self._shards = [
+                former[at] if stays else _ShardPool(self.setup, at, address)
+                for at, (address, stays) in enumerate(places)
+            ]
+            gone = [pool for pool in former if pool not in self._shards]
+        for pool in gone:
             pool.close()
 
     def _ask_map(self, place: Address, timeout_s: float) -> ClusterMap | StoreError:

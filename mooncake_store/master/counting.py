@@ -47,10 +47,11 @@ class Counted(NamedTuple):
 
 
 class Term(NamedTuple):
-    """What an election lets a shard do: answer for a time, waiting for one standby."""
+    """What a shard may do that does not answer for ever."""
 
     fence: Fence
-    counted: Counted
+    counted: Counted | None = None
+    """For whom changes wait, where an election lets its master lead."""
 
 
 def count_standby(folder: Path, counted: Counted) -> None:

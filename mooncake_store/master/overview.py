@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mooncake_store.master.lineage import Lineage
     from mooncake_store.master.liveness import Liveness
     from mooncake_store.master.roster import LentSegment, Roster
+    from mooncake_store.master.seats import Seats
     from mooncake_store.master.standbys import Standbys
     from transfer_engine.rpc.serving import Connection
 
@@ -36,7 +37,6 @@ class ClusterFacts:
     cluster: str
     epoch: int
     version: str
-    shards: tuple[Address, ...]
     liveness: Address
     ping_interval_ms: int
     client_ttl_ms: int
@@ -57,6 +57,7 @@ class Overview:
     facts: ClusterFacts
     lineage: Lineage
     roster: Roster
+    seats: Seats
     shards: AllShards
     liveness: Liveness
     standbys: Standbys
@@ -65,7 +66,8 @@ class Overview:
         """Return how the cluster is made up, as this peer reaches it."""
         facts, lineage = self.facts, self.lineage
 
-        def reachable(address: Address) -> str:
+        def reachable(address: Address | None) -> str:
+            assert address is not None
             # Bound to every address of the machine: name the one this peer came to.
             if address.host not in WILDCARDS:
                 return str(address)
@@ -75,7 +77,7 @@ class Overview:
         return wire.ClusterMap(
             facts.cluster,
             facts.epoch,
-            tuple(reachable(shard) for shard in facts.shards),
+            tuple(reachable(seat.address) for seat in self.seats),
             reachable(facts.liveness),
             facts.ping_interval_ms,
             facts.client_ttl_ms,
@@ -84,6 +86,7 @@ class Overview:
             facts.life,
             lineage.run,
             lineage.has(request.run),
+            self.seats.movable,
         )
 
     async def list_segments(self, request: wire.SegmentsRequest) -> wire.SegmentsReply:

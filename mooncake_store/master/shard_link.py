@@ -19,8 +19,9 @@ from mooncake_store.core.records import Status, Tier
 from mooncake_store.master.counting import Counted
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire import cluster as wire
+from mooncake_store.wire.hosts import YIELD, Yield, Yielded
 from mooncake_store.wire.standby import COUNT, STANDBYS, Count, ShardStandbys, StandbysRequest
-from transfer_engine.errors import InvalidArgumentError, StoreError
+from transfer_engine.errors import InvalidArgumentError, StoreError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -74,6 +75,7 @@ class LocalShard:
             wire.SLICES.opcode: self._all,
             STANDBYS.opcode: self._standbys,
             COUNT.opcode: self._count,
+            YIELD.opcode: self._yield,
         }
 
     async def ask(
@@ -113,6 +115,19 @@ class LocalShard:
         status = self._shard.unmount(now, segment.owner, segment.uuid, force=True)
         self._site.clients.unmounted(now, segment.index)
         return status
+
+    def _yield(self, request: Yield) -> Yielded:
+        """Let the shard rest as it is, so that a copy comes to have all of it, or go on."""
+        site = self._site
+        if site.keeper is None:
+            raise UnavailableError("this shard keeps no journal, so it cannot be moved")
+        site.yielded = request.on
+        if request.on:
+            site.puts.give_up()
+            site.followers.give_up()
+            if site.keeper.on_publish is not None:
+                site.keeper.on_publish()  # standbys wait for words, and are to hear this
+        return Yielded(site.keeper.head)
 
     def _all(self, request: wire.SlicesRequest) -> wire.SlicesReply:
         """Return every slice the shard has not forgotten."""

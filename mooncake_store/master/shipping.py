@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mooncake_store.core.ring import HANDED_OVER
 from mooncake_store.journal.layout import VERSION
 from mooncake_store.master.site import wait_max_ms
 from mooncake_store.units import MILLISECOND_NS
@@ -65,8 +66,8 @@ class _Standby:
     """As what it counts, if it does..."""
     since: int = 0
     """...and from which position on all waited for it; what stands before it may not have."""
-    exact: bool = False
-    """Whether it was told that it has all that was answered."""
+    exact: int = 0
+    """What it was told of that: whether it has all that was answered."""
     held: int = 0
     """Up to where it has all."""
     idle: bool = False
@@ -153,7 +154,7 @@ class Shipping:
                 ShardStandby(
                     each.number,
                     each.caught_up,
-                    each.exact and self._counts(each),
+                    bool(each.exact) and self._counts(each),
                     keeper.head - each.held,
                     each.silent_ns // MILLISECOND_NS,
                 )
@@ -213,7 +214,7 @@ class Shipping:
             known
             and position == keeper.head
             and not standby.runs
-            and told == self._is_exact(standby)
+            and told == self._exact(standby, keeper)
         ):
             standby.idle = True
             await self._news(keeper, position, wait_ms / 1000)
@@ -228,9 +229,9 @@ class Shipping:
         words = self._words(standby, keeper, position)
         end = position + len(words)
         # Another one may count by now.
-        standby.exact = known and self._is_exact(standby)
+        standby.exact = self._exact(standby, keeper) if known else 0
         if self._counts(standby):
-            counting.exact = standby.exact
+            counting.exact = bool(standby.exact)
         return JOURNAL.reply.pack(
             history=keeper.stream,
             position=position,
@@ -241,9 +242,11 @@ class Shipping:
             words=words,
         )
 
-    def _is_exact(self, standby: _Standby) -> bool:
-        """Whether nothing was answered that it does not have."""
-        return self._counts(standby) and standby.held >= standby.since
+    def _exact(self, standby: _Standby, keeper: Keeper) -> int:
+        """Whether nothing was answered that it does not have, or goes on without it."""
+        if self._site.yielded and standby.held == keeper.head:
+            return HANDED_OVER
+        return int(self._counts(standby) and standby.held >= standby.since)
 
     async def _news(self, keeper: Keeper, position: int, wait_s: float) -> None:
         """Wait until there is something behind a position, but not for long."""

@@ -76,7 +76,7 @@ class Standbys:
     def __init__(self, election: Election | None = None) -> None:
         self._election = election
         self._counted = Counted(0, 0 if election is None else election.era)
-        self._shards = AllShards()
+        self._shards = AllShards(())
         self._addresses: dict[int, str] = {}
         self._watching: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()

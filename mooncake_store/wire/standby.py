@@ -215,7 +215,7 @@ JOURNAL = Operation(
             ("position", "i8"),
             # Whether the words end where the stream has a boundary.
             ("whole", "u1"),
-            # Whether nothing is answered that this standby does not have.
+            # Whether nothing is answered that this standby does not have; 3: nor ever will be.
             ("exact", "u1"),
             ("head", "i8"),
             ("horizon", "i8"),
@@ -244,9 +244,9 @@ STANDBY = Operation(
 )
 PROMOTE = Operation("promote", 0x4C, Cold(PromoteRequest), Cold(Promoted), "lets a standby lead")
 DROP = Operation(
-    "drop", 0x4D, Cold(Drop), Cold(Dropped), "lets changes wait no more for a standby that is gone"
+    "drop", 0x59, Cold(Drop), Cold(Dropped), "lets changes wait no more for a standby that is gone"
 )
 STANDBYS = Operation(
-    "standbys", 0x53, Cold(StandbysRequest), Cold(ShardStandbys), "who follows a shard"
+    "standbys", 0x5A, Cold(StandbysRequest), Cold(ShardStandbys), "who follows a shard"
 )
-COUNT = Operation("count", 0x54, Cold(Count), Cold(ShardStandbys), "which standby counts")
+COUNT = Operation("count", 0x5B, Cold(Count), Cold(ShardStandbys), "which standby counts")
