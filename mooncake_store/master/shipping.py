@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncake_store.core.ring import HANDED_OVER
-from mooncake_store.journal.layout import VERSION
 from mooncake_store.master.site import wait_max_ms
 from mooncake_store.units import MILLISECOND_NS
-from mooncake_store.wire.standby import JOURNAL, WORDS_MAX, ShardStandby, ShardStandbys
+from mooncake_store.wire.standby import JOURNAL, SHIPPING, WORDS_MAX, ShardStandby, ShardStandbys
 from transfer_engine.errors import AuthError, RemoteProtocolError, UnavailableError
 
 if TYPE_CHECKING:
@@ -98,10 +97,10 @@ class Shipping:
                 operation=JOURNAL.name,
                 advice="start the standby with the shared secret itself",
             )
-        if request.version != VERSION:
+        if request.version != SHIPPING:
             raise RemoteProtocolError(
-                f"the standby keeps journals of version {request.version}, this master of "
-                f"{VERSION}",
+                f"the standby asks for journals of version {request.version}, this master has "
+                f"them of {SHIPPING}",
                 operation=JOURNAL.name,
                 advice="start the standby with the version of its leader",
             )

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from mooncake_store.journal.layout import VERSION
 from mooncake_store.master.registers import REGISTERS as REGISTERS_FILE
 from mooncake_store.master.registers import (
     RegisterFile,
@@ -33,6 +32,7 @@ from mooncake_store.wire.shard import SHARD
 from mooncake_store.wire.standby import (
     JOURNAL,
     REGISTERS,
+    SHIPPING,
     CopiedShard,
     RegistersReply,
     RegistersRequest,
@@ -262,7 +262,7 @@ class ShardFollower(Follower):
         mirror = self.mirror
         reply = self._call(
             JOURNAL,
-            version=VERSION,
+            version=SHIPPING,
             wait_ms=WAIT_MS,
             history=mirror.history,
             position=mirror.position,

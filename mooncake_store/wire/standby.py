@@ -24,6 +24,7 @@ __all__ = [
     "JOURNAL",
     "PROMOTE",
     "REGISTERS",
+    "SHIPPING",
     "STANDBY",
     "STANDBYS",
     "WORDS_MAX",
@@ -43,6 +44,8 @@ __all__ = [
     "StandbysRequest",
 ]
 
+SHIPPING = 2
+"""The version of `JOURNAL`: another one where its fields or the words of journals change."""
 WORDS_MAX = 1 << 17
 """Words in one reply: 1 MiB."""
 

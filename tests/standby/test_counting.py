@@ -14,9 +14,9 @@ from mooncake_store.errors import (
     ConfigError,
     InvalidArgumentError,
     PeerLostError,
+    RemoteProtocolError,
     UnavailableError,
 )
-from mooncake_store.journal.layout import VERSION
 from mooncake_store.journal.origin import Origin
 from mooncake_store.journal.ring_file import remove_rings
 from mooncake_store.master.all_shards import AllShards
@@ -27,7 +27,7 @@ from mooncake_store.master.shipping import Shipping
 from mooncake_store.master.site import ShardPlace, ShardTimes, Site
 from mooncake_store.master.standbys import Standbys
 from mooncake_store.standby.member import DROPPED, _Office
-from mooncake_store.wire.standby import JOURNAL, Drop
+from mooncake_store.wire.standby import JOURNAL, SHIPPING, Drop
 from tests.clocks import ManualClock
 from tests.coordination.memory import MemoryCluster, MemoryCoordinator
 from tests.core.lab import digests_of
@@ -105,7 +105,7 @@ class Standby:
     async def ask(self):
         """Ask once; return whether it was told that it has everything."""
         body = JOURNAL.request.pack(
-            version=VERSION, wait_ms=0, history=self.history, position=self.position,
+            version=SHIPPING, wait_ms=0, history=self.history, position=self.position,
             held=self.position, standby=self.number,
         )  # fmt: skip
         frame = Frame(JOURNAL.opcode, 0, 1, 0, body)
@@ -252,6 +252,13 @@ async def test_a_leader_that_nobody_elected_refuses_changes_until_another_one_co
         check_level(shard.folder, "written")
 
 
+async def test_a_standby_of_another_version_is_refused_with_a_sentence(lead, monkeypatch):
+    (shard,) = lead()
+    monkeypatch.setattr("mooncake_store.master.shipping.SHIPPING", SHIPPING + 1)
+    with pytest.raises(RemoteProtocolError, match=f"asks for journals of version {SHIPPING}, this"):
+        await Standby(shard, X).ask()
+
+
 async def test_only_who_counts_and_is_gone_is_dropped(lead):
     (shard,) = lead()
     first, second = Standby(shard, X), Standby(shard, Y)
@@ -326,7 +333,7 @@ async def test_a_standby_that_waits_for_news_is_not_silent(lead):
     first = Standby(shard, X)
     await first.follow()
     body = JOURNAL.request.pack(
-        version=VERSION, wait_ms=60_000, history=first.history, position=first.position,
+        version=SHIPPING, wait_ms=60_000, history=first.history, position=first.position,
         held=first.position, standby=X,
     )  # fmt: skip
     shard.let_pass(20)
