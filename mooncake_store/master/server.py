@@ -33,6 +33,7 @@ from mooncake_store.master.building import (
 from mooncake_store.master.cluster import Cluster
 from mooncake_store.master.cluster_service import ClusterService
 from mooncake_store.master.farm import Farm
+from mooncake_store.master.guest_rounds import GuestRounds
 from mooncake_store.master.hosts import Hosts, OwnFacts
 from mooncake_store.master.liveness import Liveness
 from mooncake_store.master.moving import Moves
@@ -41,6 +42,7 @@ from mooncake_store.master.registers import RegisterFile
 from mooncake_store.master.seats import MASTER, Seats
 from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.site import ShardPlace
+from mooncake_store.master.splitting import finish_split
 from mooncake_store.master.standbys import Standbys
 from mooncake_store.master.state_directory import StateDirectory
 from mooncake_store.master.supervisor import Supervisor
@@ -94,7 +96,7 @@ class Master:
         self._secret = secret
         self._clock = clock or SystemClock()
         self._standbys = Standbys(election)
-        self._lead = range(config.shards) if lead is None else lead
+        self._lead = lead
         self._seats = Seats(config.shards)
         self._state: StateDirectory | None = None
         self._cluster: Cluster | None = None
@@ -103,6 +105,7 @@ class Master:
         self._farm: Farm | None = None
         self._hosts: Hosts | None = None
         self._service: ShardService | None = None
+        self._rounds: asyncio.Future[None] | None = None
         self._servers: list[Server] = []
         self.failed: asyncio.Future[None] | None = None
         self.loading: asyncio.Future[None] | None = None
@@ -123,9 +126,12 @@ class Master:
             self._servers.append(server)
             address = await server.listen(config.host, config.port, insecure=config.insecure)
             state = self._state = StateDirectory.of(config)
-            life = cluster.recall(RegisterFile(state.path), state.found, state.place)
+            registers = RegisterFile(state.path)
+            self._count_shards(registers, state)
+            config = self.config
+            life = cluster.recall(registers, state.found, state.place)
             if life is None:
-                seats.claim(MASTER, self._lead)
+                seats.claim(MASTER, range(config.shards) if self._lead is None else self._lead)
             hosts = self._meet_hosts(cluster, service, address)
             kept = await self._start_shards(cluster)
             if seats.missing:
@@ -153,10 +159,22 @@ class Master:
                 objects_max=config.objects_max,
             )
             await cluster.begin(facts, liveness)
+            self._rounds = asyncio.ensure_future(GuestRounds(seats).run())
         except BaseException:
             await self.stop(grace_s=0.5)
             raise
         return Addresses(address, tuple(seat.address for seat in seats if seat.address), pulse)
+
+    def _count_shards(self, registers: RegisterFile, state: StateDirectory) -> None:
+        """Have as many shards as there are since they were split, if they ever were."""
+        if state.path is None:
+            return
+        finish_split(state.path)
+        found, count = registers.read(), self.config.shards
+        if found is not None and found.split not in (0, count):
+            log.warning("there are %d shards since they were split, not %d", found.split, count)
+            self.config = msgspec.structs.replace(self.config, shards=found.split)
+            self._seats.resize(found.split)
 
     def _meet_hosts(self, cluster: Cluster, service: ClusterService, address: Address) -> Hosts:
         """Let hosts join, and shards be moved, from now on."""
@@ -269,6 +287,8 @@ class Master:
     async def stop(self, grace_s: float = 5.0) -> None:
         """Accept no more, answer what was read, end threads and processes within `grace_s`."""
         deadline = time.monotonic() + grace_s
+        if self._rounds is not None:
+            self._rounds.cancel()
         # First those who wait for something, or they would hold the end up.
         if self._service is not None:
             self._service.stop()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
+from mooncake_store.wire.guests import GUESTS, GUESTS_LEFT, OUTSTANDING
 from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, STAY, YIELD
 from mooncake_store.wire.standby import (
     COUNT,
@@ -302,4 +303,10 @@ CLUSTER = Registry(
     ],
 )  # fmt: skip
 LIVENESS = Registry("mooncake-liveness", [PING])
-ADMIN = Registry("mooncake-admin", [MOUNT_SLICE, SEGMENT_STATE, SLICES, STANDBYS, COUNT, YIELD])
+ADMIN = Registry(
+    "mooncake-admin",
+    [
+        MOUNT_SLICE, SEGMENT_STATE, SLICES, STANDBYS, COUNT, YIELD,
+        GUESTS, OUTSTANDING, GUESTS_LEFT,
+    ],
+)  # fmt: skip

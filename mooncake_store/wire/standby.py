@@ -247,9 +247,9 @@ STANDBY = Operation(
 )
 PROMOTE = Operation("promote", 0x4C, Cold(PromoteRequest), Cold(Promoted), "lets a standby lead")
 DROP = Operation(
-    "drop", 0x59, Cold(Drop), Cold(Dropped), "lets changes wait no more for a standby that is gone"
+    "drop", 0x49, Cold(Drop), Cold(Dropped), "lets changes wait no more for a standby that is gone"
 )
 STANDBYS = Operation(
-    "standbys", 0x5A, Cold(StandbysRequest), Cold(ShardStandbys), "who follows a shard"
+    "standbys", 0x68, Cold(StandbysRequest), Cold(ShardStandbys), "who follows a shard"
 )
-COUNT = Operation("count", 0x5B, Cold(Count), Cold(ShardStandbys), "which standby counts")
+COUNT = Operation("count", 0x69, Cold(Count), Cold(ShardStandbys), "which standby counts")

@@ -34,9 +34,10 @@ class Pool:
         self.worker = f"worker-{secrets.token_hex(4)}"
         self._clients = []
 
-    def run(self, name, *arguments, wait=True):
-        """Start a program; `wait` until it is ready."""
-        program = self.programs[name] = self._start("-m", "mooncake_store", *arguments, "--json")
+    def run(self, name, *arguments, wait=True, code=""):
+        """Start a program, `mooncake` unless other `code` is; `wait` until it is ready."""
+        how = ("-c", code) if code else ("-m", "mooncake_store")
+        program = self.programs[name] = self._start(*how, *arguments, "--json")
         if wait:
             self.ready(name)
         return program
@@ -47,12 +48,12 @@ class Pool:
         self.addresses[name] = facts["address"]
         return facts
 
-    def lead(self, *options, name="master", wait=True):
+    def lead(self, *options, name="master", **how):
         """Start the master, at the address that it had if it was there before."""
         place = self.addresses.setdefault(name, f"127.0.0.1:{free_port()}")
         self.run(
             name, "master", "--port", place.rpartition(":")[2], "--state", self.state(name),
-            "--ping-interval", "200ms", *options, wait=wait,
+            "--ping-interval", "200ms", *options, **how,
         )  # fmt: skip
 
     def host(self, name, *options, of=("master",), wait=True):

@@ -1,6 +1,13 @@
 """One pool whose shards lead on several hosts; clients and workers know but the master."""
 
-from tests.waiting import until
+import asyncio
+import concurrent.futures
+import signal
+import threading
+
+from mooncake_store import AsyncClient, StoreError
+from tests.hosting.conftest import DEADLINE
+from tests.waiting import PATIENCE_S, until
 
 KEYS = [f"key/{number}" for number in range(200)]
 
@@ -117,3 +124,77 @@ def test_shards_of_a_host_that_is_gone_for_good_lead_from_their_copy(pool):
     state = pool.move(1, "other", lost=True)
     assert state.state == "done", state.why
     check_all(client, 2)
+
+
+GRANTING = """
+import sys
+from mooncake_store.cli.main import main
+from mooncake_store.master import hosts
+hosts.GRANTED_MS = 1500
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_shards_of_a_host_that_hears_no_master_answer_nobody(pool, start_program):
+    pool.lead("--shards", 2, "--lead", "0", wait=False, code=GRANTING)
+    pool.host("other", "--lead", "1")
+    pool.ready("master")
+    pool.lend()
+    client = pool.client()
+    put_all(client)
+    pool.programs["master"].signal(signal.SIGSTOP)
+    until(lambda: any("may answer no more" in refusal_of(client, key) for key in KEYS[:9]))
+    pool.programs["master"].signal(signal.SIGCONT)
+    check_all(client)
+
+
+def refusal_of(client, key):
+    """Why a shard does not answer; empty if it does."""
+    try:
+        client.exists(key, deadline=1)
+    except StoreError as error:
+        return str(error)
+    return ""
+
+
+def test_moves_go_on_while_clients_use_the_pool(pool):
+    """None of what they ask for fails, and all they read is right."""
+    pool.lead("--shards", 2)
+    pool.host("other")
+    pool.lend()
+    client = pool.client()
+    put_all(client)
+    ended, failures = threading.Event(), []
+
+    def use(number):
+        with pool.client() as own:
+            count = 0
+            while not ended.is_set():
+                try:
+                    check_all(own)
+                    name = f"own/{number}/{count}"
+                    own.put(name, value_of(name))
+                    assert own.get(name) == value_of(name)
+                    own.remove(name, force=True)
+                    count += 1
+                except Exception as error:
+                    failures.append(error)
+
+    async def use_asyncio():
+        async with AsyncClient(f"mooncake://{pool.named()}/tests", deadline=DEADLINE) as own:
+            while not ended.is_set():
+                got = (await own.get_many(KEYS)).check().values
+                assert [bytes(value) for value in got] == [value_of(key) for key in KEYS]
+
+    with concurrent.futures.ThreadPoolExecutor(3) as threads:
+        running = [threads.submit(use, number) for number in range(2)]
+        running.append(threads.submit(asyncio.run, use_asyncio()))
+        try:
+            for to in ("other", "master"):
+                for shard in range(2):
+                    assert pool.move(shard, to).state == "done"
+        finally:
+            ended.set()
+        for each in running:
+            each.result(PATIENCE_S)
+    assert not failures
