@@ -95,7 +95,7 @@ def test_the_copy_may_go_and_come_and_nobody_waits(two):
     assert client.status().ready
     pool.follow(*QUICK, name="second")
     pool.until_copied(name="second")
-    assert told(pool, "second")["address"] == pool.addresses["second"]
+    until(lambda: told(pool, "second")["address"] == pool.addresses["second"])
     assert not told(pool, "second")["counts"]
     put(client, ["three"])
     pool.kill("second")
