@@ -142,10 +142,13 @@ class AsyncDriver:
         self._cluster = self._master_at(attempt.place)
         left = self._take_left()
         former = self._shards
-        addresses = self.setup.new_map(found, [peer.address for peer in former])
-        if addresses is not None:
-            self._shards = [_Peer(self.setup, each, SHARD, at) for at, each in enumerate(addresses)]
-            left += former
+        places = self.setup.new_map(found, [peer.address for peer in former])
+        if places is not None:
+            self._shards = [
+                former[at] if stays else _Peer(self.setup, address, SHARD, at)
+                for at, (address, stays) in enumerate(places)
+            ]
+            left += [peer for peer in former if peer not in self._shards]
         for peer in left:
             await peer.close()
 

@@ -117,10 +117,13 @@ class BlockingDriver:
             self._cluster = self._master_at(attempt.place)
             left: list[BlockingPool] = self._take_left()
             former = self._shards
-            addresses = self.setup.new_map(found, [pool.address for pool in former])
-            if addresses is not None:
-                self._shards = [_ShardPool(self.setup, *each) for each in enumerate(addresses)]
-                left += former
+            places = self.setup.new_map(found, [pool.address for pool in former])
+            if places is not None:
+                self._shards = [
+                    former[at] if stays else _ShardPool(self.setup, at, address)
+                    for at, (address, stays) in enumerate(places)
+                ]
+                left += [pool for pool in former if pool not in self._shards]
         for pool in left:
             pool.close()
 

@@ -192,8 +192,12 @@ class Setup:
             )
         return found
 
-    def new_map(self, found: ClusterMap, former: list[Address]) -> list[Address] | None:
+    def new_map(
+        self, found: ClusterMap, former: list[Address]
+    ) -> list[tuple[Address, bool]] | None:
         """Where the shards are by a map of the cluster; None if these are those that were there.
+
+        With each goes whether it is where it was, so that its connections may stay.
 
         What is known of the contents is forgotten when these are others.
         """
@@ -206,9 +210,11 @@ class Setup:
             self.core.leases.clear()
             self.core.directory.forget()
         self._life, self._master_run = found.life, found.run
+        self.patience.several = self.masters.several or found.movable
         addresses = [Address.parse(shard) for shard in found.shards]
         if (found.cluster, addresses) == (self._cluster, former):
             return None
+        alike = found.cluster == self._cluster and len(addresses) == len(former)
         self._cluster = found.cluster
         self.core.shards = len(addresses)
-        return addresses
+        return [(address, alike and address == former[at]) for at, address in enumerate(addresses)]

@@ -14,16 +14,21 @@ import asyncio
 import socket
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Callable, Generator
 
     from mooncake_store.coordination.calls import Call
     from transfer_engine.errors import StoreError
     from transfer_engine.rpc.address import Address
 
-__all__ = ["ANSWER_BYTES_MAX", "Exchange", "exchange", "exchange_async", "rest"]
+__all__ = ["ANSWER_BYTES_MAX", "Exchange", "exchange", "exchange_async", "followed", "rest"]
+
+A = TypeVar("A")
+B = TypeVar("B")
+T = TypeVar("T")
 
 ANSWER_BYTES_MAX = 32 << 20
 _READ_BYTES = 1 << 16
@@ -64,6 +69,17 @@ def exchange(asked: Exchange) -> bytes | StoreError:
                 received += _bounded(part, len(received))
     except (OSError, ValueError) as error:
         return asked.call.fault(error)
+
+
+def followed(steps: Generator[A | Exchange, B | bytes | StoreError, T], do: Callable[[A], B]) -> T:
+    """Return what steps come to: what they ask of an etcd is done here, and all else by `do`."""
+    step = next(steps)
+    while True:
+        try:
+            step = steps.send(exchange(step) if isinstance(step, Exchange) else do(step))
+        except StopIteration as end:
+            found: T = end.value
+            return found
 
 
 async def exchange_async(asked: Exchange) -> bytes | StoreError:

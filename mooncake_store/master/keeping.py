@@ -295,8 +295,8 @@ class Keeper:
         try:
             copy = self._folder / COPY_NAME
             copied = copy.exists()
-            cut = contents.cut or (copied and header[words.COPIED] != words.EXACT)
-            if copied:
+            cut = contents.cut or (copied and header[words.COPIED] < words.EXACT)
+            if copied and header[words.COPIED] != words.HANDED_OVER:
                 # Leases are told behind the words, so some may have been granted since.
                 longest = now + self.shard.config.lease_ttl_max_ns
                 end = dataclasses.replace(end, horizon=max(end.horizon, longest))

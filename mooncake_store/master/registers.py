@@ -47,8 +47,10 @@ log = logging.getLogger(__name__)
 
 SEGMENT_NUMBERS = 32_000
 """Numbers of segments; rows of the core have 15 bits for them."""
-VERSION = 2
-"""Before 2 there were no runs: a master that does not know them must not go on behind them."""
+VERSION = 3
+"""Before 2 there were no runs: a master that does not know them must not go on behind them. Before
+3 there were no hosts: one that does not know them would lead what others lead."""
+_WITHOUT_HOSTS = 2
 RUNS_KEPT = 1024
 """Runs of the master; a worker that was absent over more of them lends anew."""
 KEEP_S = 3.0
@@ -93,6 +95,13 @@ class Registers(msgspec.Struct, frozen=True):
     """The runs of the master that this comes from, the newest last, RUNS_KEPT at most."""
     place: str = ""
     """What told the directory from a copy of it when this was written; empty for one that is."""
+    hosts: tuple[int, ...] = ()
+    """Who leads each shard (`seats`); empty while the master leads all."""
+
+    @classmethod
+    def version_of(cls, hosts: tuple[int, ...]) -> int:
+        """Return the lowest version whose masters act on all of it."""
+        return VERSION if hosts else _WITHOUT_HOSTS
 
 
 class RegisterFile:
@@ -180,6 +189,8 @@ def write_registers(path: Path, registers: Registers) -> None:
 
 def check_registers(registers: Registers) -> None:
     """Raise ValueError for values that cannot be."""
+    if any(owner < -1 for owner in registers.hosts):
+        raise ValueError("the number of a host is out of range")
     workers = {worker.uuid for worker in registers.workers}
     segments = registers.segments
     if not 0 <= registers.life < 1 << 64 or not -1 <= registers.last_number < SEGMENT_NUMBERS:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from mooncake_store.core.records import SegmentState
 from mooncake_store.master.registers import (
     SEGMENT_NUMBERS,
-    VERSION,
     KeptSegment,
     KeptWorker,
     Registers,
@@ -137,12 +136,12 @@ class Roster:
             for number, segment in {**self.segments, **self._announced}.items()
         ]
 
-    def registers(self, life: int, lineage: Lineage) -> Registers:
+    def registers(self, life: int, lineage: Lineage, hosts: tuple[int, ...]) -> Registers:
         """Return what the next run has to know. O(segments)."""
         segments = {**self.segments, **self._announced}
         owners = {segment.worker.uuid: segment.worker for segment in segments.values()}
         return Registers(
-            VERSION,
+            Registers.version_of(hosts),
             life,
             self._last_number,
             tuple(KeptWorker(w.uuid, w.epoch, w.name, w.host, w.keeps) for w in owners.values()),
@@ -160,6 +159,7 @@ class Roster:
             ),
             lineage.runs,
             lineage.place,
+            hosts,
         )
 
     def restore(self, registers: Registers) -> None:

@@ -22,7 +22,7 @@ from mooncake_store.standby.service import follow_until_promoted
 from transfer_engine.rpc.server import run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.server import Addresses
@@ -57,9 +57,10 @@ async def serve_master(
     secret: bytes | None,
     on_ready: Callable[[dict[str, Any]], object],
     parent: Parent | None,
+    shards: Collection[int] | None,
 ) -> None:
     """Serve until a signal, or until the parent is gone; raises what broke a shard."""
-    await lead(config, secret, on_ready, stop_of(parent))
+    await lead(config, secret, on_ready, stop_of(parent), shards=shards)
 
 
 async def serve_standby(
@@ -102,11 +103,22 @@ async def lead(
     on_ready: Callable[[dict[str, Any]], object],
     stop: asyncio.Event,
     fence: Fence | None = None,
+    shards: Collection[int] | None = None,
 ) -> None:
-    """Serve as a master until told to stop; raises what broke a shard."""
+    """Serve as a master until told to stop; raises what broke a shard.
+
+    `shards` are those that lead beside it when its pool begins; None is all.
+    """
     loop = asyncio.get_running_loop()
-    master = Master(config, secret=secret, fence=fence)
-    facts = described(await master.start())
+    master = Master(config, secret=secret, fence=fence, lead=shards)
+    ending = loop.create_task(stop.wait())
+    starting = loop.create_task(master.start())
+    await asyncio.wait({ending, starting}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():  # it may wait for other hosts
+        starting.cancel()
+        await asyncio.wait({starting})
+        return
+    facts = described(starting.result())
     assert master.failed is not None
     try:
         if config.port_file:
@@ -116,7 +128,6 @@ async def lead(
             settle_garbage_collection()
         else:
             master.loading.add_done_callback(lambda _: settle_garbage_collection())
-        ending = loop.create_task(stop.wait())
         ends: set[asyncio.Future[Any]] = {ending, master.failed}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
@@ -134,10 +145,11 @@ def run_master(
     secret: bytes | None,
     on_ready: Callable[[dict[str, Any]], object],
     parent: Parent | None = None,
+    shards: Collection[int] | None = None,
 ) -> None:
     """Run a master on the main thread until SIGTERM, SIGINT, or the end of its parent."""
     kernels.forget_stale_caches()
-    run(serve_master(config, secret, on_ready, parent))
+    run(serve_master(config, secret, on_ready, parent, shards))
 
 
 def run_standby(

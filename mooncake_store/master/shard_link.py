@@ -17,7 +17,8 @@ from mooncake_store.core.records import SegmentState as State
 from mooncake_store.core.records import Status, Tier
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire import cluster as wire
-from transfer_engine.errors import InvalidArgumentError, StoreError
+from mooncake_store.wire.hosts import YIELD, Yield, Yielded
+from transfer_engine.errors import InvalidArgumentError, StoreError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -67,6 +68,7 @@ class LocalShard:
             wire.MOUNT_SLICE.opcode: self._mount,
             wire.SEGMENT_STATE.opcode: self._change,
             wire.SLICES.opcode: self._all,
+            YIELD.opcode: self._yield,
         }
 
     async def ask(
@@ -101,6 +103,19 @@ class LocalShard:
         status = self._shard.unmount(now, segment.owner, segment.uuid, force=True)
         self._site.clients.unmounted(now, segment.index)
         return status
+
+    def _yield(self, request: Yield) -> Yielded:
+        """Let the shard rest as it is, so that a copy comes to have all of it, or go on."""
+        site = self._site
+        if site.keeper is None:
+            raise UnavailableError("this shard keeps no journal, so it cannot be moved")
+        site.yielded = request.on
+        if request.on:
+            site.puts.give_up()
+            site.followers.give_up()
+            if site.keeper.on_publish is not None:
+                site.keeper.on_publish()  # standbys wait for words, and are to hear this
+        return Yielded(site.keeper.head)
 
     def _all(self, request: wire.SlicesRequest) -> wire.SlicesReply:
         """Return every slice the shard has not forgotten."""

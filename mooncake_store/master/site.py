@@ -73,6 +73,8 @@ class Site:
         # Event numbers begin anew with every life of what a shard holds; this tells lives apart.
         self.stream = secrets.randbits(64) if keeper is None else keeper.stream
         self.stopped = False
+        self.yielded = False
+        """Whether it answers only standbys, and changes nothing, because it is being moved."""
         self.keeps = keeper is not None
         """Whether a process that is started again will find what it holds."""
         self.kept = keeper is not None and keeper.kept

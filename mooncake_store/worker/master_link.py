@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.coordination.exchange import Exchange, exchange
+from mooncake_store.coordination.exchange import followed
 from mooncake_store.endpoint import split_masters
 from mooncake_store.masters import Masters
 from mooncake_store.wire import cluster as wire
@@ -75,18 +75,9 @@ class MasterLink:
 
     def _search(self, request: wire.MapRequest, timeout_s: float) -> wire.ClusterMap:
         search: Search[wire.ClusterMap] = self.masters.search(time.monotonic() + timeout_s)
-        attempt = next(search)
-        while True:
-            try:
-                attempt = search.send(
-                    exchange(attempt)
-                    if isinstance(attempt, Exchange)
-                    else self._ask_map(request, *attempt)
-                )
-            except StopIteration as end:
-                found: wire.ClusterMap = end.value
-                self._cluster = found.cluster
-                return found
+        found = followed(search, lambda attempt: self._ask_map(request, *attempt))
+        self._cluster = found.cluster
+        return found
 
     def _ask_map(
         self, request: wire.MapRequest, place: Address, timeout_s: float

@@ -95,6 +95,10 @@ def test_commands_find_who_leads(pool, tmp_path):
     assert (done.returncode, done.stdout) == (0, "content")
     done = mooncake("status", "--url", url, "--json")
     assert json.loads(done.stdout)["master"] == f"127.0.0.1:{pool.ports[0]}"
+    for named in (url, pool.masters):
+        done = mooncake("shard", "list", "--url", named, "--json")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [host["shards"] for host in json.loads(done.stdout)["hosts"]] == [[0]]
 
 
 def test_a_filesystem_finds_who_leads(pool):

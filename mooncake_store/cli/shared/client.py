@@ -29,6 +29,7 @@ __all__ = [
     "ProfileOption",
     "SecretOption",
     "Stopwatch",
+    "UrlOption",
     "connected",
     "key_of",
     "shown",
