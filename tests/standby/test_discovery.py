@@ -323,13 +323,17 @@ def test_members_workers_and_clients_show_an_etcd_who_they_are(start_program, tm
 
     async def ask_as_root(path, request):
         access = read_access(shown("root.toml", "root"))
-        root = EtcdCoordinator(etcd.addresses, "pool", access=access)
+        root = EtcdCoordinator(etcd.addresses, "guarded", access=access)
         await root._gateway.ask("prepare", f"auth/{path}", request)
 
     async def prepare():
-        root = EtcdCoordinator(etcd.addresses, "pool", access=read_access(shown("none")))
+        root = EtcdCoordinator(etcd.addresses, "guarded", access=read_access(shown("none")))
         for name, kind in (("root", "READWRITE"), ("member", "READWRITE"), ("reader", "READ")):
-            span = {"permType": kind, "key": b"mooncake/pool/", "range_end": b"mooncake/pool0"}
+            span = {
+                "permType": kind,
+                "key": b"mooncake/guarded/",
+                "range_end": b"mooncake/guarded0",
+            }
             for path, request in (
                 ("user/add", {"name": name, "password": "secret"}),
                 ("role/add", {"name": name}),
@@ -341,7 +345,11 @@ def test_members_workers_and_clients_show_an_etcd_who_they_are(start_program, tm
 
     asyncio.run(prepare())
     pool = Members(
-        start_program, tmp_path, etcd.addresses[0], etcd_file=shown("member.toml", "member")
+        start_program,
+        tmp_path,
+        etcd.addresses[0],
+        name="guarded",
+        etcd_file=shown("member.toml", "member"),
     )
     with contextlib.closing(pool):
         assert pool.start(0)["leads"]
