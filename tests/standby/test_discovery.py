@@ -307,54 +307,56 @@ def test_a_name_under_which_nobody_leads_says_who_was_asked(own_pool, etcd):
     assert " s); " in said or " s)" in said
 
 
-def test_members_workers_and_clients_show_an_etcd_who_they_are(start_program, tmp_path):
-    cert, key = certificate(tmp_path)
-    etcd = Etcd(
-        start_program, tmp_path / "etcd", 1, "--cert-file", cert, "--key-file", key, scheme="https"
-    )
+class Guarded:
+    """An etcd with TLS and users; files of what is shown to it."""
 
-    def shown(name, user="", password="secret"):
-        path = tmp_path / name
-        path.write_text(
-            'ca = "etcd.crt"\n' + (f'user = "{user}"\npassword = "{password}"\n' if user else "")
-        )
+    def __init__(self, start_program, folder):
+        cert, key = certificate(folder)
+        tls = "--cert-file", cert, "--key-file", key
+        self._folder = folder
+        self._etcd = Etcd(start_program, folder / "etcd", 1, *tls, scheme="https")
+        self.address = self._etcd.addresses[0]
+        asyncio.run(self._prepare())
+
+    def shown(self, user="", password="secret"):
+        """A file that says so."""
+        path = self._folder / f"{user}-{password}.toml"
+        who = f'user = "{user}"\npassword = "{password}"\n' if user else ""
+        path.write_text(f'ca = "etcd.crt"\n{who}')
         path.chmod(0o600)
         return str(path)
 
-    async def ask_as_root(path, request):
-        access = read_access(shown("root.toml", "root"))
-        root = EtcdCoordinator(etcd.addresses, "guarded", access=access)
-        await root._gateway.ask("prepare", f"auth/{path}", request)
+    def ask_as_root(self, path, request):
+        """Change something of the users."""
+        root = self._coordinator("root")
+        asyncio.run(root._gateway.ask("prepare", f"auth/{path}", request))
 
-    async def prepare():
-        root = EtcdCoordinator(etcd.addresses, "guarded", access=read_access(shown("none")))
+    def _coordinator(self, user=""):
+        access = read_access(self.shown(user))
+        return EtcdCoordinator(self._etcd.addresses, "guarded", access=access)
+
+    async def _prepare(self):
+        anybody, (begin, end) = self._coordinator(), (b"mooncake/guarded/", b"mooncake/guarded0")
         for name, kind in (("root", "READWRITE"), ("member", "READWRITE"), ("reader", "READ")):
-            span = {
-                "permType": kind,
-                "key": b"mooncake/guarded/",
-                "range_end": b"mooncake/guarded0",
-            }
+            span = {"permType": kind, "key": begin, "range_end": end}
             for path, request in (
                 ("user/add", {"name": name, "password": "secret"}),
                 ("role/add", {"name": name}),
                 ("role/grant", {"name": name, "perm": span}),
                 ("user/grant", {"user": name, "role": name}),
             ):
-                await root._gateway.ask("prepare", f"auth/{path}", request)
-        await root._gateway.ask("prepare", "auth/enable", {})
+                await anybody._gateway.ask("prepare", f"auth/{path}", request)
+        await anybody._gateway.ask("prepare", "auth/enable", {})
 
-    asyncio.run(prepare())
-    pool = Members(
-        start_program,
-        tmp_path,
-        etcd.addresses[0],
-        name="guarded",
-        etcd_file=shown("member.toml", "member"),
-    )
+
+def test_members_workers_and_clients_show_an_etcd_who_they_are(start_program, tmp_path):
+    etcd = Guarded(start_program, tmp_path)
+    shown = etcd.shown("member")
+    pool = Members(start_program, tmp_path, etcd.address, name="guarded", etcd_file=shown)
     with contextlib.closing(pool):
         assert pool.start(0)["leads"]
         pool.lend(pool.by_etcd)
-        reader = shown("reader.toml", "reader")
+        reader = etcd.shown("reader")
         client = pool.client(pool.by_etcd, etcd_file=reader)
         until(lambda: client.status().ready)
         put(client, ["one"])
@@ -364,22 +366,26 @@ def test_members_workers_and_clients_show_an_etcd_who_they_are(start_program, tm
         done = mooncake("get", "one", tmp_path / "one", "--url", url, "--etcd-file", reader)
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "one").read_bytes() == value_of("one")
-        for file in (shown("wrong.toml", "reader", "wrong"), shown("nobody.toml")):
+        for file in (etcd.shown("reader", "wrong"), etcd.shown()):
             with pytest.raises(AuthError, match="check the user of the etcd"):
                 pool.client(pool.by_etcd, etcd_file=file)
         with pytest.raises(StoreError):
             pool.client(pool.by_etcd)
-        # One that may not say where it is ends with what to do about it.
-        stranger = Members(
-            start_program, tmp_path / "stranger", etcd.addresses[0], etcd_file=reader
-        )
-        with contextlib.closing(stranger):
-            stranger.begin(0)
-            assert stranger.programs[0].wait() == 1
-            assert "permission denied" in stranger.programs[0].output
-        assert_there(client, ["one"])
-        # Neither does one that may no more pretend to stand by.
-        asyncio.run(ask_as_root("user/changepw", {"name": "member", "password": "another"}))
+
+
+def test_a_member_that_the_etcd_lets_not_stay_ends(start_program, tmp_path):
+    etcd = Guarded(start_program, tmp_path)
+    given = {"name": "guarded", "etcd_file": etcd.shown("reader")}
+    reader = Members(start_program, tmp_path / "reader", etcd.address, **given)
+    given["etcd_file"] = etcd.shown("member")
+    pool = Members(start_program, tmp_path, etcd.address, **given)
+    with contextlib.closing(reader), contextlib.closing(pool):
+        pool.start(0)
+        pool.start(1)
+        reader.begin(0)  # which may not say where it is
+        assert reader.programs[0].wait() == 1
+        assert "permission denied" in reader.programs[0].output
+        etcd.ask_as_root("user/changepw", {"name": "member", "password": "another"})
         for program in pool.programs:
             assert program.wait() == 1
             assert "check the user of the etcd" in program.output
