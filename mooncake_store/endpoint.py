@@ -161,7 +161,8 @@ def split_url(url: str) -> StoreUrl:
     if found is None:
         raise ConfigError(
             f"{url!r} is not a store URL; write mooncake://host:port/namespace "
-            "such as 'mooncake://127.0.0.1:50051/default'"
+            "such as 'mooncake://127.0.0.1:50051/default', or mooncake+etcd://host:port/pool/"
+            "namespace where an etcd knows the masters"
         )
     path = (found[2] or "").strip("/")
     if not url.startswith(ETCD_SCHEME):

@@ -140,10 +140,22 @@ def test_what_is_no_quota_is_refused(quota, said):
     assert repr(quota) in str(refused.value)
 
 
-@pytest.mark.parametrize("url", ["", "h:1", "redis://h:1/x", "mooncake://", "mooncake://h:1?x"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "h:1",
+        "redis://h:1/x",
+        "mooncake://",
+        "mooncake://h:1?x",
+        "etcd://h",
+        "mooncake+etcd:///p",
+    ],
+)
 def test_what_is_no_store_url_is_refused(url):
-    with pytest.raises(ConfigError, match="is not a store URL; write mooncake://host:port/name"):
+    with pytest.raises(ConfigError, match="is not a store URL; write mooncake://host:port/n") as no:
         split_url(url)
+    assert "or mooncake+etcd://host:port/pool/namespace where an etcd knows" in str(no.value)
 
 
 @pytest.fixture
