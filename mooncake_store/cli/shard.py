@@ -18,7 +18,7 @@ from mooncake_store.cli.shared.app import (
     note,
     table,
 )
-from mooncake_store.cli.shared.client import EtcdFileOption, SecretOption, UrlOption, store_url
+from mooncake_store.cli.shared.client import SecretOption, UrlOption, store_url
 from mooncake_store.cli.shared.program_options import ConfigOption, begin, setting_options
 from mooncake_store.cli.shared.shards import shards_in
 from mooncake_store.config.settings import MasterConfig
@@ -34,6 +34,8 @@ app = make_app("Lead shards of a pool on several hosts, and move them.")
 
 CALL_S = 10.0
 POLL_S = 0.2
+SPLIT_S = 600.0
+"""How long a master may take to split its shards, and to start with them."""
 
 
 @app.command(
@@ -117,15 +119,11 @@ def serve(
 def list_(
     url: UrlOption = None,
     secret_file: SecretOption = None,
-    etcd_file: EtcdFileOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Say which host leads which shard; ends with 4 while one is led by none."""
-    from mooncake_store.wire.hosts import HOSTS, HostsRequest
-
-    with _connected(url, secret_file, etcd_file) as connection:
-        body = connection.call(HOSTS, HOSTS.request.pack(HostsRequest()), timeout_s=CALL_S)
-        found = HOSTS.reply.unpack(body)
+    with _connected(url, secret_file) as connection:
+        found = _hosts(connection)
     emit(_value(found), as_json=as_json, human=lambda: _drawn(found))
     return ExitCode.UNAVAILABLE if found.missing else ExitCode.OK
 
@@ -154,7 +152,6 @@ def move(
         bool, typer.Option("--lost", help="The host that leads them is gone for good.")
     ] = False,
     secret_file: SecretOption = None,
-    etcd_file: EtcdFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Move shards to another host while clients use them, one after the other.
@@ -162,7 +159,7 @@ def move(
     A move that was interrupted is finished, or was not begun, when it is asked for again.
     """
     for shard in shards_in(shards):
-        with _connected(url, secret_file, etcd_file) as connection:
+        with _connected(url, secret_file) as connection:
             state = _moved(connection, shard, to, lost=lost)
         line = f"shard {shard} leads at {to}; it answered nobody for {state.paused_ms} ms"
         emit(
@@ -170,6 +167,77 @@ def move(
             as_json=as_json,
             human=partial(str, line),
         )
+
+
+@app.command(
+    epilog=examples(
+        (
+            "mooncake shard split 4 --master 10.0.0.5:50051",
+            "four shards of each one; then some may be moved",
+        ),
+    )
+)
+def split(
+    factor: Annotated[
+        int, typer.Argument(metavar="N", min=2, help="How many to make of each shard.")
+    ],
+    url: UrlOption = None,
+    secret_file: SecretOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make several shards of each one, on the host of the master, while clients use them.
+
+    The master starts anew meanwhile, on its state; requests wait for that. It has as many shards
+    from then on, whatever its --shards says.
+    """
+    from mooncake_store.errors import UnavailableError
+    from mooncake_store.wire.hosts import SPLIT, Split
+
+    began = time.monotonic()
+    with _connected(url, secret_file) as connection:
+        run = _hosts(connection).run
+        body = connection.call(SPLIT, SPLIT.request.pack(Split(factor)), timeout_s=CALL_S)
+        shards = SPLIT.reply.unpack(body).shards
+    found = _hosts_of_another_run(url, secret_file, run)
+    if found.split:
+        raise UnavailableError(
+            f"the shards were not split: {found.split}",
+            operation="split",
+            advice="they are what they were; see the log of the master",
+        )
+    seconds = time.monotonic() - began
+    line = f"there are {shards} shards now; it took {seconds:.1f} s"
+    emit({"shards": shards, "seconds": seconds}, as_json=as_json, human=partial(str, line))
+
+
+def _hosts_of_another_run(url: str | None, secret_file: str | None, run: int) -> "HostsReply":
+    """What the master says of its shards once it was started anew, and all of them lead."""
+    from mooncake_store.errors import StoreError, UnavailableError
+
+    until = time.monotonic() + SPLIT_S
+    while time.monotonic() < until:
+        try:
+            with _connected(url, secret_file) as connection:
+                found = _hosts(connection)
+                if found.run != run and not found.missing:
+                    return found
+        except StoreError:
+            pass  # it is being started
+        threading.Event().wait(POLL_S)
+    raise UnavailableError(
+        "the master was not started anew in time",
+        operation="split",
+        elapsed_s=SPLIT_S,
+        advice="see its log",
+    )
+
+
+def _hosts(connection: "BlockingConnection") -> "HostsReply":
+    from mooncake_store.wire.hosts import HOSTS, HostsRequest
+
+    body = connection.call(HOSTS, HOSTS.request.pack(HostsRequest()), timeout_s=CALL_S)
+    found: HostsReply = HOSTS.reply.unpack(body)
+    return found
 
 
 def _moved(connection: "BlockingConnection", shard: int, to: str, *, lost: bool) -> "MoveState":
@@ -200,9 +268,7 @@ def _moved(connection: "BlockingConnection", shard: int, to: str, *, lost: bool)
 
 
 @contextmanager
-def _connected(
-    url: str | None, secret_file: str | None, etcd_file: str | None
-) -> "Iterator[BlockingConnection]":
+def _connected(url: str | None, secret_file: str | None) -> "Iterator[BlockingConnection]":
     """A connection to the master that leads, which may wait for some of the shards."""
     from mooncake_store.config.settings import load_client
     from mooncake_store.coordination.exchange import followed
@@ -210,7 +276,6 @@ def _connected(
     from mooncake_store.errors import StoreError
     from mooncake_store.masters import Masters
     from mooncake_store.wire.cluster import CLUSTER
-    from mooncake_store.wire.hosts import HOSTS, HostsRequest
     from transfer_engine.rpc.blocking import BlockingConnection
 
     def ask(attempt: "Attempt") -> "BlockingConnection | StoreError":
@@ -220,8 +285,7 @@ def _connected(
                 place, CLUSTER, secret=secret, timeout_s=timeout_s
             )
             try:
-                request = HOSTS.request.pack(HostsRequest())
-                connection.call(HOSTS, request, timeout_s=timeout_s)
+                _hosts(connection)
             except BaseException:
                 connection.close()
                 raise
@@ -229,8 +293,7 @@ def _connected(
             return error.again()
         return connection
 
-    files = {"secret_file": secret_file, "etcd_file": etcd_file}
-    given = {name: file for name, file in files.items() if file is not None}
+    given = {} if secret_file is None else {"secret_file": secret_file}
     settings = load_client(None if url is None else store_url(url), given)
     secret = read_secret(settings.secret_file) if settings.secret_file else None
     masters = Masters(split_url(settings.url).masters, settings.etcd_file)

@@ -103,7 +103,7 @@ class AllShards:
                 spec.uuid,
                 spec.name,
                 worker.host,
-                *slice_of(spec.nbytes, i, shards),
+                *segment.slice_of(i, shards),
                 worker.uuid,
                 worker.epoch,
                 spec.tier,

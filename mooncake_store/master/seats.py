@@ -71,10 +71,15 @@ class Seats:
     """All of them, by the number of the shard."""
 
     def __init__(self, count: int) -> None:
-        self._seats = [Seat(shard) for shard in range(count)]
+        self._seats: list[Seat] = []
+        self.resize(count)
         self._news = asyncio.Event()
         self.movable = False
         """Whether there are other hosts, to which a shard may be on its way."""
+
+    def resize(self, count: int) -> None:
+        """Begin anew with so many, of which nobody has any."""
+        self._seats = [Seat(shard) for shard in range(count)]
 
     def restore(self, owners: Sequence[int]) -> None:
         """Begin with who led each shard in the run before; nobody but the master if that is empty.

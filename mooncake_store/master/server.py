@@ -33,29 +33,34 @@ from mooncake_store.master.building import (
 from mooncake_store.master.cluster import Cluster
 from mooncake_store.master.cluster_service import ClusterService
 from mooncake_store.master.farm import Farm
+from mooncake_store.master.guest_rounds import GuestRounds
 from mooncake_store.master.hosts import Hosts, OwnFacts
 from mooncake_store.master.liveness import Liveness
 from mooncake_store.master.moving import Moves
 from mooncake_store.master.overview import ClusterFacts
 from mooncake_store.master.registers import RegisterFile
+from mooncake_store.master.rest import rest
 from mooncake_store.master.seats import MASTER, Seats
 from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.site import ShardPlace
+from mooncake_store.master.splitting import SHARDS_MAX, finish_split
 from mooncake_store.master.state_directory import StateDirectory
 from mooncake_store.master.supervisor import Supervisor
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire.cluster import CLUSTER
-from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, STAY
+from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, SPLIT, STAY, SplitBegun
 from transfer_engine.errors import UnavailableError
 from transfer_engine.rpc.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from pathlib import Path
 
     from mooncake_store.clock import Clock
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.shard_service import ShardService
     from mooncake_store.program.fence import Fence
+    from mooncake_store.wire.hosts import Split
     from transfer_engine.rpc.address import Address
 
 __all__ = ["Addresses", "Master"]
@@ -77,6 +82,8 @@ class Master:
     """One master; belongs to the event loop it is started on. `stop` is idempotent.
 
     `lead` says which shards it leads itself, when its pool begins; others wait for their hosts.
+    Whoever runs it waits for `split` as well, if it `may_split`: it is then to be stopped, its
+    state split by that factor, and another one started; `told` is why that failed before this one.
     """
 
     def __init__(
@@ -87,13 +94,18 @@ class Master:
         clock: Clock | None = None,
         fence: Fence | None = None,
         lead: Collection[int] | None = None,
+        may_split: bool = False,
+        told: str = "",
     ) -> None:
+        self._may_split = may_split
+        self._told = told
+        self.split: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.config = config
         self.epoch = time.time_ns()
         self._secret = secret
         self._clock = clock or SystemClock()
         self._fence = fence
-        self._lead = range(config.shards) if lead is None else lead
+        self._lead = lead
         self._seats = Seats(config.shards)
         self._state: StateDirectory | None = None
         self._cluster: Cluster | None = None
@@ -102,10 +114,16 @@ class Master:
         self._farm: Farm | None = None
         self._hosts: Hosts | None = None
         self._service: ShardService | None = None
+        self._rounds: asyncio.Future[None] | None = None
         self._servers: list[Server] = []
         self.failed: asyncio.Future[None] | None = None
         self.loading: asyncio.Future[None] | None = None
         """Ends when the kernels of the shard in this process are loaded; None without one."""
+
+    @property
+    def state_path(self) -> Path | None:
+        """Where it keeps its state, also when it was stopped; None if it keeps none."""
+        return None if self._state is None else self._state.path
 
     async def start(self) -> Addresses:
         """Start everything, or nothing; raises ConfigError for an address in use.
@@ -122,9 +140,12 @@ class Master:
             self._servers.append(server)
             address = await server.listen(config.host, config.port, insecure=config.insecure)
             state = self._state = StateDirectory.of(config)
-            life = cluster.recall(RegisterFile(state.path), state.found, state.place)
+            registers = RegisterFile(state.path)
+            self._count_shards(registers, state)
+            config = self.config
+            life = cluster.recall(registers, state.found, state.place)
             if life is None:
-                seats.claim(MASTER, self._lead)
+                seats.claim(MASTER, range(config.shards) if self._lead is None else self._lead)
             hosts = self._meet_hosts(cluster, service, address)
             kept = await self._start_shards(cluster)
             if seats.missing:
@@ -152,10 +173,22 @@ class Master:
                 objects_max=config.objects_max,
             )
             await cluster.begin(facts, liveness)
+            self._rounds = asyncio.ensure_future(GuestRounds(seats).run())
         except BaseException:
             await self.stop(grace_s=0.5)
             raise
         return Addresses(address, tuple(seat.address for seat in seats if seat.address), pulse)
+
+    def _count_shards(self, registers: RegisterFile, state: StateDirectory) -> None:
+        """Have as many shards as there are since they were split, if they ever were."""
+        if state.path is None:
+            return
+        finish_split(state.path)
+        found, count = registers.read(), self.config.shards
+        if found is not None and found.split not in (0, count):
+            log.warning("there are %d shards since they were split, not %d", found.split, count)
+            self.config = msgspec.structs.replace(self.config, shards=found.split)
+            self._seats.resize(found.split)
 
     def _meet_hosts(self, cluster: Cluster, service: ClusterService, address: Address) -> Hosts:
         """Let hosts join, and shards be moved, from now on."""
@@ -192,6 +225,7 @@ class Master:
                 STAY: hosts.stay,
                 HOSTS: lambda _: hosts.list(),
                 MOVE: moves.begin,
+                SPLIT: self._split,
             }
         )
         hosts.open(
@@ -202,9 +236,33 @@ class Master:
                 config.journal,
                 msgspec.msgpack.encode(msgspec.to_builtins(config)),
                 str(address),
+                self._told,
             )
         )
         return hosts
+
+    async def _split(self, request: Split) -> SplitBegun:
+        """Bring all shards to rest, and have them split by whoever runs this master."""
+        count = self.config.shards * request.factor
+        refusal = ""
+        if not self._may_split or self.config.journal not in ("written", "synced"):
+            refusal = "this master is none that can be split while it runs"
+        elif set(self._seats.owned_by(MASTER)) != set(range(len(self._seats))):
+            refusal = "some of its shards lead on other hosts"
+        elif request.factor < 2 or count > SHARDS_MAX:
+            refusal = f"{self.config.shards} shards cannot become {count}"
+        if refusal:
+            raise UnavailableError(
+                refusal,
+                operation=SPLIT.name,
+                advice="it has to keep its state in a directory, at --journal written or synced, "
+                "and to lead all of its shards",
+            )
+        if not self.split.done():
+            self._seats.movable = True  # clients wait longer, which they hear with the next map
+            await rest(self._seats)
+            self.split.set_result(request.factor)
+        return SplitBegun(count)
 
     def _new_liveness(self, cluster: Cluster) -> Liveness:
         loop = asyncio.get_running_loop()
@@ -270,6 +328,8 @@ class Master:
     async def stop(self, grace_s: float = 5.0) -> None:
         """Accept no more, answer what was read, end threads and processes within `grace_s`."""
         deadline = time.monotonic() + grace_s
+        if self._rounds is not None:
+            self._rounds.cancel()
         # First those who wait for something, or they would hold the end up.
         if self._service is not None:
             self._service.stop()
