@@ -23,8 +23,9 @@ def member(
 ) -> None:
     """Be one of several masters of a pool, of which one leads and the others stand by.
 
-    Every option but --etcd, --name and --etcd-file is one of the master. Clients and workers are
-    told the etcd, by a URL such as mooncake+etcd://10.0.0.9:2379/prod, or all members.
+    Every option but --etcd, --name, --etcd-file and --standby-grace is one of the master. Clients
+    and workers are told the etcd, by a URL such as mooncake+etcd://10.0.0.9:2379/prod, or all
+    members.
     """
     from mooncake_store.program.garbage_collection import hold_garbage_collection
 

@@ -27,6 +27,17 @@ class MemberConfig(Settings, frozen=True, kw_only=True):
         str, Meta(description="What the pool is called there; another pool has another name.")
     ] = "default"
     etcd_file: EtcdFile = ""
+    standby_grace_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=365 * 24 * 3600,
+            extra={"unit": "s"},
+            description="For how long the standby that changes wait for may be silent, at most 2s "
+            "where another one can take its place; then its leader goes on without it, and it may "
+            "not lead before it counts again. 0: for ever.",
+        ),
+    ] = 10.0
 
     def check(self) -> None:
         """Refuse what is no etcd, or no part of a URL.

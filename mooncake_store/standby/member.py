@@ -6,8 +6,12 @@ One member leads for as long as its lease in etcd lasts, and answers no longer t
 The others follow it. When its lease is over they campaign, but only who may lead does: who led
 last, or who has a copy of that one's journals from which nothing is missing that was ever answered.
 Which that is needs no more than this: changes wait for the one standby that counts (`counting`),
-and that one is told so with each reply. Who led last is written in etcd by every leader, before it
-answers.
+and that one is told so with each reply, and in which era. Who led last is written in etcd by every
+leader, before it answers.
+
+A leader that is to go on without the standby that counted begins another era in etcd, on condition
+that it still leads. So either that standby may not lead any more, or it may and the leader does not
+go on; both cannot be, whichever of them is cut off from etcd, and whenever that happens.
 
 Each says in etcd where it is, for as long as it runs: so clients and workers that know the etcd
 know all members.
@@ -36,10 +40,11 @@ from mooncake_store.master.kept_files import unusable, write_whole
 from mooncake_store.master.running import lead
 from mooncake_store.master.state_directory import read_kept
 from mooncake_store.program.fence import Fence
+from mooncake_store.program.logs import StateLog
 from mooncake_store.standby.mirror import is_exact
 from mooncake_store.standby.service import Desk, Standby, number_of, state_path
 from mooncake_store.wire.cluster import CLUSTER
-from transfer_engine.errors import ConfigError, LeaseExpiredError
+from transfer_engine.errors import ConfigError, LeaseExpiredError, UnavailableError
 from transfer_engine.lasting import Setbacks
 from transfer_engine.rpc.address import Address, is_loopback
 from transfer_engine.rpc.server import Server
@@ -57,8 +62,9 @@ __all__ = ["serve_member"]
 
 log = logging.getLogger(__name__)
 
-LED = "led"
-"""The name in etcd of who led last."""
+LED, DROPPED = "led", "dropped"
+"""Names in etcd: who led last, and which standby was dropped last. The revision of that is the era:
+only what was said in it of a copy is worth anything."""
 FOLLOWED = "followed"
 """The file with the number of whom a member follows or followed."""
 LEASE_S = 3
@@ -67,6 +73,39 @@ PRESENCE_S = 10
 LOOK_S = 0.5
 FENCE_S = 0.05
 _WILDCARDS = ("0.0.0.0", "::", "")
+
+
+class _Office:
+    """What a member leads by (`Election`)."""
+
+    def __init__(
+        self, coordinator: Coordinator, leadership: Leadership, era: int, grace_s: float
+    ) -> None:
+        self.fence = Fence.make()
+        self.era = era
+        self.grace_s = grace_s
+        self._coordinator = coordinator
+        self._leadership = leadership
+        self._unsure = False
+
+    async def settle(self) -> None:
+        """Find out which era this is, since an answer was lost: it may also come to be later."""
+        if self._unsure:
+            self.era = await _era(self._coordinator)
+
+    async def advance(self, number: int) -> None:
+        """Begin an era without a standby. Raises UnavailableError where this may not have been."""
+        value = f"{number:016x}".encode()
+        try:
+            era = await self._coordinator.change(
+                Put(DROPPED, value), given=[self._leadership.still]
+            )
+        except (*FAULTS, LeaseExpiredError):
+            self._unsure = True
+            raise
+        if era is None:
+            raise UnavailableError("this master leads no more", operation="drop")
+        self.era, self._unsure = era, False
 
 
 class _Watch:
@@ -101,8 +140,10 @@ class _Member:
         secret: bytes | None,
         on_ready: Callable[[dict[str, Any]], object],
         stop: asyncio.Event,
+        grace_s: float,
     ) -> None:
         self._config = config
+        self._grace_s = grace_s
         self._coordinator = coordinator
         self._secret = secret
         self._on_ready = on_ready
@@ -110,6 +151,7 @@ class _Member:
         self._path = state_path(config)
         self._place = Place(str(Address(config.host, config.port)), number_of(self._path))
         self._watch = _Watch(coordinator)
+        self._states = StateLog(log)
         self._ending = asyncio.ensure_future(self._end())
 
     async def run(self) -> None:
@@ -121,7 +163,7 @@ class _Member:
                 place = None if seen is None else _place_of(seen)
                 if place is not None and place.number != self._place.number:
                     await self._follow(seen, place)
-                elif await self._may_lead():
+                elif await self._era_to_lead() is not None:
                     await self._try_to_lead(seen)
                 else:
                     waiting = asyncio.ensure_future(self._watch.other_than(seen))
@@ -173,6 +215,7 @@ class _Member:
         begun = asyncio.ensure_future(self._begin(standby, place))
         try:
             await server.listen(config.host, config.port, insecure=config.insecure)
+            self._states.change("this member", "follows")
             self._on_ready({"address": self._place.address, "leads": False, "of": place.address})
             await _first_of(begun, other, self._ending)
             if begun.done():
@@ -185,7 +228,7 @@ class _Member:
             await standby.close()
 
     async def _begin(self, standby: Standby, place: Place) -> None:
-        await standby.begin()
+        await standby.begin(self._place.address)
         # Before anything of it can be exact: whose copy this is.
         await asyncio.to_thread(self._note, place.number)
         self._config = msgspec.structs.replace(self._config, shards=standby.shards)
@@ -196,18 +239,25 @@ class _Member:
         except OSError as error:
             raise unusable(self._path, error) from error
 
-    async def _may_lead(self) -> bool:
-        """Whether it has all that was ever answered; not where etcd does not say who led last."""
+    async def _era_to_lead(self) -> int | None:
+        """Return the era in which it may lead, having all that was ever answered; else None.
+
+        Also None where etcd does not say who led last.
+        """
         try:
-            led = await self._coordinator.get(LED)
+            led, era = await self._coordinator.get(LED), await _era(self._coordinator)
         except FAULTS:
-            return False
+            return None
         number = 0 if led is None else int(led.value, 16)
         if number in (0, self._place.number):
-            return True
-        return await asyncio.to_thread(self._has_all_of, number)
+            return era
+        if await asyncio.to_thread(self._has_all_of, number, era):
+            return era
+        why = f"member {number:016x} led last, and what that answered may be lacking here"
+        self._states.change("this member", "may not lead", why, logging.WARNING)
+        return None
 
-    def _has_all_of(self, number: int) -> bool:
+    def _has_all_of(self, number: int, era: int) -> bool:
         """Whether this is a copy of that member's journals that lacks nothing."""
         try:
             if int((self._path / FOLLOWED).read_text(encoding="ascii"), 16) != number:
@@ -216,7 +266,7 @@ class _Member:
         except (OSError, ValueError):
             return False
         return kept is not None and all(
-            is_exact(self._path / f"shard-{at}", Origin(kept.cluster, at, len(folders)))
+            is_exact(self._path / f"shard-{at}", Origin(kept.cluster, at, len(folders)), era)
             for at in range(len(folders))
         )
 
@@ -236,9 +286,11 @@ class _Member:
             return
         leadership = trying.result()
         try:
-            # Looked at once more: somebody may have led since, and given up again.
-            if await self._may_lead() and await self._say_who_leads(leadership):
-                await self._lead(leadership)
+            # Looked at once more: somebody may have led since, or begun another era. From now on
+            # nobody else can.
+            era = await self._era_to_lead()
+            if era is not None and await self._say_who_leads(leadership):
+                await self._lead(leadership, era)
         finally:
             await leadership.resign()
 
@@ -251,21 +303,22 @@ class _Member:
             return False
         return done is not None
 
-    async def _lead(self, leadership: Leadership) -> None:
-        fence, over = Fence.make(), asyncio.Event()
+    async def _lead(self, leadership: Leadership, era: int) -> None:
+        office, over = _Office(self._coordinator, leadership, era, self._grace_s), asyncio.Event()
+        fence = office.fence
         fence.open_until(leadership.leading_until_ns())
         works = [
             asyncio.ensure_future(self._keep_open(fence, leadership)),
             asyncio.ensure_future(self._notice_the_end(leadership, over)),
         ]
-        log.warning("this member leads from now on, in epoch %d", leadership.epoch)
+        self._states.change("this member", "leads", f"epoch {leadership.epoch}", logging.WARNING)
         try:
             await lead(
                 self._config,
                 self._secret,
                 lambda facts: self._on_ready({**facts, "leads": True}),
                 over,
-                fence,
+                office,
             )
         finally:
             for work in works:
@@ -296,6 +349,11 @@ def _place_of(seen: Leader) -> Place:
         ) from None
 
 
+async def _era(coordinator: Coordinator) -> int:
+    dropped = await coordinator.get(DROPPED)
+    return 0 if dropped is None else dropped.revision
+
+
 async def _first_of(*ends: asyncio.Future[Any], timeout_s: float | None = None) -> None:
     await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
@@ -309,8 +367,8 @@ async def serve_member(
 ) -> None:
     """Be a member of the pool that has this name in an etcd, until told to stop.
 
-    Raises ConfigError for settings that a member cannot have, AuthError where the etcd lets it not
-    do what it must.
+    As its leader it goes on without a standby that is silent for its grace. Raises ConfigError for
+    settings that a member cannot have, AuthError where the etcd lets it not do what it must.
     """
     if config.host in _WILDCARDS or not config.port:
         raise ConfigError(
@@ -331,4 +389,5 @@ async def serve_member(
     config = msgspec.structs.replace(config, journal="replicated")
     places, access = [*map(str, etcd)], read_access(member.etcd_file)
     async with EtcdCoordinator(places, member.name, access=access) as coordinator:
-        await _Member(config, coordinator, secret, on_ready, stop).run()
+        grace_s = member.standby_grace_s
+        await _Member(config, coordinator, secret, on_ready, stop, grace_s).run()

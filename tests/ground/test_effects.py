@@ -321,6 +321,16 @@ def etcd_of_a_member(given):
         return etcd, name, made.call_args.kwargs["access"].user
 
 
+def grace_of_a_member(given):
+    """For how long a member that leads waits for a standby."""
+    chosen = load(MemberConfig, environ={}, overrides=given).value
+    stop = StoreError("no")
+    with mock.patch("mooncake_store.standby.member._Member", side_effect=stop) as made:
+        with contextlib.suppress(StoreError):
+            asyncio.run(serve_member(MasterConfig(), chosen, None, None, None))
+        return made.call_args.args[-1]
+
+
 def without_shared_huge_pages(given):
     with mock.patch("transfer_engine.segments.mapping.thp_policy", return_value="never"):
         return lent(given)
@@ -395,6 +405,7 @@ OBSERVED = {
     "member.etcd": Observation({"etcd": "127.0.0.1:1"}, etcd_of_a_member),
     "member.name": Observation({"name": "other"}, etcd_of_a_member),
     "member.etcd_file": Observation({"etcd_file": ETCD}, etcd_of_a_member),
+    "member.standby_grace": Observation({"standby_grace": "0s"}, grace_of_a_member),
     "worker.master": Observation(
         {"master": "127.0.0.1:2"}, named_master, {"master": "127.0.0.1:1"}
     ),

@@ -5,13 +5,13 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from mooncake_store.client.blocking import Client
-from mooncake_store.journal.origin import Origin
-from mooncake_store.master.state_directory import read_kept
-from mooncake_store.standby.mirror import is_exact
+from mooncake_store.errors import UnavailableError
 from mooncake_store.worker.cleaning import clean
 from tests.coordination.etcds import free_ports
+from tests.master.wires import ClusterWire
 from tests.processes import children
 from tests.waiting import until
 
@@ -31,30 +31,40 @@ def assert_there(client, keys):
 
 
 class Members:
-    """Two members, a worker and clients that know both: by their addresses, or by their etcd."""
+    """Members, a worker and clients that know them: by their addresses, or by their etcd."""
 
-    def __init__(self, start_program, folder, etcd, shards=1, *, name="pool", etcd_file=None):
+    def __init__(
+        self,
+        start_program,
+        folder,
+        etcd,
+        shards=1,
+        count=2,
+        grace="10s",
+        name="pool",
+        etcd_file=None,
+    ):
         self._start, self._folder, self._etcd = start_program, folder, etcd
-        self._shards, self._clients, self._name = shards, [], name
+        self._shards, self._grace, self._clients, self._name = shards, grace, [], name
         self._shown = () if etcd_file is None else ("--etcd-file", etcd_file)
         self.worker_name = f"worker-{os.getpid()}-{name}-{shards}"
-        self.ports = free_ports(2)
-        self.masters = ",".join(f"127.0.0.1:{port}" for port in self.ports)
+        self.ports = free_ports(count)
         self.by_etcd = f"mooncake+etcd://{etcd}/{name}"
-        self.programs = [None, None]
+        self.masters = ",".join(f"127.0.0.1:{port}" for port in self.ports)
+        self.programs = [None] * count
         self.worker = None
 
     def start(self, at):
         """Start a member; return what it becomes first."""
-        self.begin(at)
+        self.programs[at] = self.run(at)
         return json.loads(self.programs[at].wait_for_line('"ready"'))
 
-    def begin(self, at):
-        """Start a member, which may neither lead nor follow yet."""
-        self.programs[at] = self._start(
+    def run(self, at):
+        """Start the program of a member."""
+        return self._start(
             "-m", "mooncake_store", "member", "--json", "--etcd", self._etcd, "--name", self._name,
             "--port", self.ports[at], "--state", self._folder / f"member-{at}", *self._shown,
-            "--shards", self._shards, "--ping-interval", "200ms",
+            "--shards", self._shards, "--ping-interval", "200ms", "--standby-grace", self._grace,
         )  # fmt: skip
 
     def lend(self, named=None):
@@ -80,14 +90,44 @@ class Members:
         """Wait until a member leads."""
         self.programs[at].wait_for_line('"leads": true')
 
-    def counts(self, leader):
-        """Wait until changes of a leader wait for its standby, and that one knows it."""
-        states = [Path(self._folder, f"member-{at}") for at in (leader, 1 - leader)]
-        files, copies = ([state / f"shard-{n}" for n in range(self._shards)] for state in states)
-        until(lambda: all((file / "standby").exists() for file in files))
-        cluster = read_kept(states[0]).cluster
-        origins = [Origin(cluster, n, self._shards) for n in range(self._shards)]
-        until(lambda: all(map(is_exact, copies, origins)))
+    def counts(self, leader, which=None):
+        """Wait until changes of a leader wait for a standby, and that has all."""
+        number = None if which is None else self.number(which)
+
+        def counted():
+            found = [each for each in self.standbys(leader) if each.counts]
+            return found and all(number in (None, each.number) and each.exact for each in found)
+
+        until(counted)
+
+    def number(self, at):
+        """The number of a member."""
+        return int(Path(self._folder, f"member-{at}", "standby.number").read_text(), 16)
+
+    def standbys(self, leader):
+        """What a leader tells of its standbys."""
+        wire = ClusterWire(f"127.0.0.1:{self.ports[leader]}")
+        try:
+            return wire.status().standbys
+        finally:
+            wire.close()
+
+    def follows(self, leader, which):
+        """Wait until a member has a whole copy, and its leader says so."""
+        number = self.number(which)
+
+        def follows():
+            found = [each for each in self.standbys(leader) if each.number == number]
+            return found and found[0].follows and found[0].behind_words == 0
+
+        until(follows)
+
+    def never_leads(self, at):
+        """See that a member that is alone has looked whether it may lead, and does not."""
+        self.programs[at].wait_for_line("may not lead")
+        with pytest.raises(UnavailableError):
+            self.client(deadline="4s", connect_timeout="4s")
+        assert '"leads": true' not in self.programs[at].output
 
     def signal(self, at, number):
         """Send a signal to a member and its shards."""

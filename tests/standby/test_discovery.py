@@ -293,7 +293,7 @@ def test_a_name_under_which_nobody_leads_says_who_was_asked(own_pool, etcd):
     pool = own_pool("leaderless")
     pool.start(0)
     pool.programs[0].kill()
-    pool.begin(1)  # which lacks what the other one has, so it may not lead
+    pool.programs[1] = pool.run(1)  # which lacks what the other one has, so it may not lead
     asked = f"127.0.0.1:{pool.ports[1]}: "
 
     def refusal():
@@ -382,7 +382,7 @@ def test_a_member_that_the_etcd_lets_not_stay_ends(start_program, tmp_path):
     with contextlib.closing(reader), contextlib.closing(pool):
         pool.start(0)
         pool.start(1)
-        reader.begin(0)  # which may not say where it is
+        reader.programs[0] = reader.run(0)  # which may not say where it is
         assert reader.programs[0].wait() == 1
         assert "permission denied" in reader.programs[0].output
         etcd.ask_as_root("user/changepw", {"name": "member", "password": "another"})

@@ -6,6 +6,7 @@ import pytest
 
 from mooncake_store.errors import StoreError, UnavailableError
 from tests.coordination.etcds import Etcd
+from tests.standby.asking import mooncake
 from tests.standby.members import Members, assert_there, put
 from tests.waiting import until
 
@@ -15,12 +16,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 @pytest.fixture
 def pool(start_program, tmp_path, request):
     etcd = Etcd(start_program, tmp_path / "etcd")
-    made = Members(start_program, tmp_path, ",".join(etcd.addresses), getattr(request, "param", 1))
+    settings = getattr(request, "param", {})
+    made = Members(start_program, tmp_path, ",".join(etcd.addresses), **settings)
     yield made
     made.close()
 
 
-@pytest.mark.parametrize("pool", [1, 2], indirect=True)
+@pytest.mark.parametrize("pool", [{"shards": 1}, {"shards": 2}], indirect=True)
 def test_another_member_leads_when_the_leader_is_gone_and_nobody_has_to_be_told(pool):
     assert pool.start(0)["leads"]
     pool.lend()
@@ -80,14 +82,94 @@ def test_who_lacks_something_does_not_lead(pool):
     until(lambda: client.status().ready)
     put(client, ["one"])
     pool.programs[0].kill()
-    pool.begin(1)
-    with pytest.raises(UnavailableError):
-        pool.client(deadline="8s", connect_timeout="8s")
-    assert '"leads": true' not in pool.programs[1].output
+    pool.programs[1] = pool.run(1)
+    pool.never_leads(1)
     # The one that led last may go on at once.
     assert pool.start(0)["leads"]
     until(lambda: client.status().ready)
     assert_there(client, ["one"])
+
+
+@pytest.mark.parametrize(
+    "pool", [{"shards": shards, "count": 3, "grace": "1h"} for shards in (1, 2)], indirect=True
+)
+def test_a_third_member_counts_when_the_second_is_gone_and_has_all_when_the_first_is(pool):
+    pool.start(0)
+    pool.lend()
+    client = pool.client()
+    until(lambda: client.status().ready)
+    pool.start(1)
+    pool.counts(0, 1)
+    pool.start(2)
+    pool.follows(0, 2)
+    put(client, [f"three-{n:04d}" for n in range(300)])
+    pool.programs[1].kill()
+    pool.counts(0, 2)
+    put(client, [f"two-{n:04d}" for n in range(300)])
+    pool.programs[0].kill()
+    pool.leads(2)
+    until(lambda: client.status().ready)
+    assert_there(client, [f"{what}-{n:04d}" for what in ("three", "two") for n in range(300)])
+    # It follows, and counts: then it leads like any other.
+    assert not pool.start(1)["leads"]
+    pool.counts(2, 1)
+    put(client, ["again"])
+    pool.programs[2].kill()
+    pool.leads(1)
+    until(lambda: client.status().ready)
+    assert_there(client, ["again", "two-0000"])
+
+
+@pytest.mark.parametrize("pool", [{"grace": "2s"}], indirect=True)
+def test_a_standby_that_hung_does_not_lead_with_less_than_was_answered(pool):
+    pool.start(0)
+    pool.lend()
+    client = pool.client()
+    until(lambda: client.status().ready)
+    pool.start(1)
+    pool.counts(0, 1)
+    put(client, ["both"])
+    pool.signal(1, signal.SIGSTOP)
+    put(client, ["alone"])  # which waits until the standby is dropped, and is on its way to it
+    put(client, ["later"])
+    assert pool.number(1) not in {each.number for each in pool.standbys(0) if each.counts}
+    pool.programs[0].kill()
+    pool.signal(1, signal.SIGCONT)
+    pool.never_leads(1)
+    assert pool.start(0)["leads"]
+    until(lambda: client.status().ready)
+    assert_there(client, ["both", "alone", "later"])
+    pool.counts(0, 1)  # it came back, and was brought up to date
+    pool.programs[0].kill()
+    pool.leads(1)
+    until(lambda: client.status().ready)
+    assert_there(client, ["both", "alone", "later"])
+
+
+@pytest.mark.parametrize("pool", [{"grace": "0s"}], indirect=True)
+def test_a_person_may_decide_instead(pool):
+    pool.start(0)
+    pool.lend()
+    client = pool.client()
+    until(lambda: client.status().ready)
+    pool.start(1)
+    pool.counts(0, 1)
+    address = f"127.0.0.1:{pool.ports[0]}"
+    number = f"{pool.number(1):016x}"
+    code, told = mooncake("standbys", address, "--drop", number)
+    assert code
+    assert "follows" in told["error"]["message"]
+    pool.programs[1].kill()
+    refused = pytest.raises(UnavailableError, match="does not follow")
+    with pool.only(0, deadline="4s") as only, refused:
+        only.put("one", b"value")
+    assert not client.status().ready
+    code, told = mooncake("standbys", address, "--drop", number)
+    assert (code, told) == (0, {"dropped": number, "counts": "", "elected": True})
+    put(client, ["alone"])
+    pool.programs[0].kill()
+    pool.programs[1] = pool.run(1)
+    pool.never_leads(1)
 
 
 @pytest.mark.parametrize(
