@@ -26,6 +26,7 @@ from mooncake_store.config.settings import MasterConfig
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from mooncake_store.masters import Attempt, Search
     from mooncake_store.wire.hosts import HostsReply, MoveState
     from transfer_engine.rpc.blocking import BlockingConnection
 
@@ -272,27 +273,35 @@ def _moved(connection: "BlockingConnection", shard: int, to: str, *, lost: bool)
 def _connected(url: str | None, secret_file: str | None) -> "Iterator[BlockingConnection]":
     """A connection to the master that leads, which may wait for some of the shards."""
     from mooncake_store.config.settings import load_client
+    from mooncake_store.coordination.exchange import followed
     from mooncake_store.endpoint import read_secret, split_url
     from mooncake_store.errors import StoreError
+    from mooncake_store.masters import Masters
     from mooncake_store.wire.cluster import CLUSTER
-    from transfer_engine.rpc.address import Address
     from transfer_engine.rpc.blocking import BlockingConnection
+
+    def ask(attempt: "Attempt") -> "BlockingConnection | StoreError":
+        place, timeout_s = attempt
+        try:
+            connection = BlockingConnection.connect(
+                place, CLUSTER, secret=secret, timeout_s=timeout_s
+            )
+            try:
+                _hosts(connection)
+            except BaseException:
+                connection.close()
+                raise
+        except StoreError as error:
+            return error.again()
+        return connection
 
     given = {} if secret_file is None else {"secret_file": secret_file}
     settings = load_client(None if url is None else store_url(url), given)
     secret = read_secret(settings.secret_file) if settings.secret_file else None
-    places = [Address(*place) for place in split_url(settings.url).masters]
-    for at, place in enumerate(places):
-        try:
-            connection = BlockingConnection.connect(place, CLUSTER, secret=secret)
-            _hosts(connection)
-        except StoreError:
-            if at == len(places) - 1:
-                raise
-        else:
-            with connection:
-                yield connection
-            return
+    masters = Masters(split_url(settings.url).masters, settings.etcd_file)
+    search: Search[BlockingConnection] = masters.search(time.monotonic() + CALL_S)
+    with followed(search, ask) as connection:
+        yield connection
 
 
 def _value(found: "HostsReply") -> dict[str, Any]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mooncake_store.client import Client
 
 __all__ = [
+    "EtcdFileOption",
     "ProfileOption",
     "SecretOption",
     "Stopwatch",
@@ -45,11 +46,16 @@ UrlOption = Annotated[
         "--master",
         metavar="STORE",
         help="The store: mooncake://host:port/namespace, or the address of its master; several "
-        "host:port, separated by commas, where others stand by.",
+        "host:port, separated by commas, where others stand by; mooncake+etcd://host:port/pool/"
+        "namespace, where an etcd knows them.",
     ),
 ]
 SecretOption = Annotated[
     str | None, typer.Option("--secret-file", help="File with the shared secret.")
+]
+
+EtcdFileOption = Annotated[
+    str | None, typer.Option("--etcd-file", help="File that says how the etcd lets us in.")
 ]
 
 T = TypeVar("T")
@@ -70,7 +76,11 @@ SettingOption = Annotated[
         help="A setting of the client, such as deadline=5s; may be given several times.",
     ),
 ]
-_STORE = {"url": (None, UrlOption), "secret_file": (None, SecretOption)}
+_STORE = {
+    "url": (None, UrlOption),
+    "secret_file": (None, SecretOption),
+    "etcd_file": (None, EtcdFileOption),
+}
 _SETTINGS = {
     "config_file": (None, ConfigOption),
     "profile": (None, ProfileOption),
@@ -97,19 +107,18 @@ def store_options(command: Callable[..., T]) -> Callable[..., T]:
     return taking(own | _STORE | as_json | _SETTINGS)(called)
 
 
-def _client_arguments(
-    url: str | None, secret_file: str | None, setting: list[str] | None, **chosen: Any
-) -> dict[str, Any]:
+def _client_arguments(url: str | None, setting: list[str] | None, **chosen: Any) -> dict[str, Any]:
     """What a client is made with for these options; raises ConfigError for `--setting x`."""
     from mooncake_store.errors import ConfigError
 
+    files = {name: chosen.pop(name) for name in ("secret_file", "etcd_file")}
     found = {"url": None if url is None else store_url(url), **chosen}
     for text in setting or ():
         name, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"--setting {text!r} is not NAME=VALUE, such as deadline=5s")
         found[name] = value
-    return found if secret_file is None else found | {"secret_file": secret_file}
+    return found | {name: file for name, file in files.items() if file is not None}
 
 
 def store_url(named: str) -> str:
