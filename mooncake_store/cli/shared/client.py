@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from mooncake_store.client import Client
+    from mooncake_store.config.settings import ClientConfig
 
 __all__ = [
     "EtcdFileOption",
     "ProfileOption",
     "SecretOption",
     "Stopwatch",
-    "UrlOption",
     "connected",
     "key_of",
+    "settings_of_store",
     "shown",
     "store_named",
     "store_options",
@@ -133,6 +134,14 @@ def connected(**more: Any) -> Iterator[Client]:
 
     with Client(**_named.get() | more) as store:
         yield store
+
+
+def settings_of_store() -> ClientConfig:
+    """The settings that a client of the store that is named would have."""
+    from mooncake_store.config.settings import load_client
+
+    named = dict(_named.get())
+    return load_client(named.pop("url"), named)
 
 
 def store_named() -> bool:
