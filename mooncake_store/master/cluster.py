@@ -34,7 +34,7 @@ from mooncake_store.master.roster import LentSegment, LentWorker, Roster
 from mooncake_store.program.logs import StateLog
 from mooncake_store.units import MILLISECOND_NS, SECOND_NS
 from mooncake_store.wire import cluster as wire
-from mooncake_store.wire.standby import PROMOTE, REGISTERS, STANDBY, RegistersReply
+from mooncake_store.wire.standby import HAND_OVER, PROMOTE, REGISTERS, STANDBY, RegistersReply
 from transfer_engine.errors import AuthError, StoreError, UnavailableError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ READERS_NS = 2 * SECOND_NS
 DRAIN_POLL_S = 0.02
 AGREE_S = 1.0
 _OWNERS = frozenset(
-    each.opcode for each in (wire.MOUNT, wire.UNMOUNT, wire.DRAIN, REGISTERS, PROMOTE)
+    each.opcode for each in (wire.MOUNT, wire.UNMOUNT, wire.DRAIN, REGISTERS, PROMOTE, HAND_OVER)
 )
 """Not for who may only read: he would change something, or learn the secret of all namespaces."""
 
@@ -87,8 +87,10 @@ class Cluster:
         self._agreeing: asyncio.Task[None] | None = None
         self._states = StateLog(log)
         self._news = RegisterNews()
+        self.hand_over: Callable[[Any, int], Awaitable[Any]] | None = None
+        """What lets the master of this cluster end, in this run, so that a standby leads."""
         self._handlers: dict[int, Callable[[Connection, Any], Any]] = {
-            wire.MAP.opcode: lambda *asked: self._known.cluster_map(*asked),
+            wire.MAP.opcode: lambda *asked: self._known.map_for(*asked),
             wire.MOUNT.opcode: lambda _, request: self._begin_mount(request),
             wire.UNMOUNT.opcode: lambda _, request: self._apart(self._unmount(request)),
             wire.SEGMENTS.opcode: lambda _, request: self._known.list_segments(request),
@@ -98,6 +100,7 @@ class Cluster:
             REGISTERS.opcode: self._registers,
             STANDBY.opcode: _no_standby,
             PROMOTE.opcode: _no_standby,
+            HAND_OVER.opcode: self._hand_over,
         }
 
     # -- life
@@ -217,6 +220,10 @@ class Cluster:
             self._known.cluster_map(connection, wire.MapRequest()).shards,
             facts.objects_max,
         )
+
+    async def _hand_over(self, _: Connection, request: Any) -> Any:
+        assert self.hand_over is not None
+        return await self.hand_over(request, self._lineage.run)
 
     # -- changes
 

@@ -34,7 +34,9 @@ from mooncake_store.journal.origin import signed
 from mooncake_store.journal.reading import read_journal
 from mooncake_store.journal.ring_file import RingFile
 from mooncake_store.journal.writer import JournalWriter
+from mooncake_store.master.attendance import Attendance
 from mooncake_store.master.counting import COUNTING, count_standby, counting_standby
+from mooncake_store.master.handing_over import has_handed_over
 from mooncake_store.master.kept_files import unusable
 from mooncake_store.master.losses import Left, Noter, judge, rows_of, runs_of
 from mooncake_store.program.locks import lock_file
@@ -94,7 +96,7 @@ class Keeper:
         self.waits = level in ("synced", "replicated")
         """Whether answers to changes wait for more than the ring."""
         self._held = 0  # up to where a standby has all
-        self._followed = False
+        self.standby = Attendance()
         self.elected = False
         """Whether an election lets nobody lead but this one and the standby that counts, so that
         changes wait for nobody while none does."""
@@ -295,8 +297,8 @@ class Keeper:
         try:
             copy = self._folder / COPY_NAME
             copied = copy.exists()
-            cut = contents.cut or (copied and header[words.COPIED] != words.EXACT)
-            if copied:
+            cut = contents.cut or (copied and header[words.COPIED] < words.EXACT)
+            if copied and header[words.COPIED] != words.FINAL:
                 # Leases are told behind the words, so some may have been granted since.
                 longest = now + self.shard.config.lease_ttl_max_ns
                 end = dataclasses.replace(end, horizon=max(end.horizon, longest))
@@ -350,6 +352,11 @@ class Keeper:
         return self._writer.told
 
     # -- for standbys
+
+    @property
+    def handed_over(self) -> bool:
+        """Whether a standby leads in place of this shard's master from now on."""
+        return has_handed_over(self._folder.parent)
 
     @property
     def on_publish(self) -> Callable[[], None] | None:
@@ -417,7 +424,7 @@ class Keeper:
         """Raise UnavailableError while no change may be made, because none could be kept."""
         if self._writer.refusing or self.shard.journal.behind:
             raise self._refusal()
-        if self._needs_standby and not self._followed:
+        if self._needs_standby and not self.standby.there:
             what = "no standby follows, and changes wait for one (--journal replicated)"
             advice = "start one with `mooncake standby`; what is there can be read meanwhile"
             if self._counting:
@@ -487,8 +494,11 @@ class Keeper:
 
     def followed(self, position: int | None) -> None:
         """Hear up to where the standby that counts has all; None when it is gone."""
-        self._followed = position is not None
-        if position is not None and position > self._held:
+        if position is None:
+            self.standby.leave()
+            return
+        self.standby.come()
+        if position > self._held:
             self._held = position
             if self.replicates:
                 self._wake(position)

@@ -116,11 +116,12 @@ async def lead(
             settle_garbage_collection()
         else:
             master.loading.add_done_callback(lambda _: settle_garbage_collection())
-        ending = loop.create_task(stop.wait())
-        ends: set[asyncio.Future[Any]] = {ending, master.failed}
+        endings = [loop.create_task(each.wait()) for each in (stop, master.handed_over)]
+        ends: set[asyncio.Future[Any]] = {*endings, master.failed}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        ending.cancel()
-        log.info("stopping")
+        for ending in endings:
+            ending.cancel()
+        log.info("a standby leads from here on" if master.handed_over.is_set() else "stopping")
     finally:
         if config.port_file:
             remove_port_file(config.port_file)

@@ -28,6 +28,8 @@ from mooncake_store.master.building import (
     shard_server,
 )
 from mooncake_store.master.cluster import Cluster
+from mooncake_store.master.counting import counting_standby
+from mooncake_store.master.handing_over import check_handed_over, note_handed_over
 from mooncake_store.master.liveness import Liveness
 from mooncake_store.master.overview import ClusterFacts
 from mooncake_store.master.registers import RegisterFile
@@ -37,6 +39,7 @@ from mooncake_store.master.state_directory import StateDirectory
 from mooncake_store.master.supervisor import Supervisor
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire.cluster import CLUSTER
+from mooncake_store.wire.standby import HandingOver
 from transfer_engine.errors import UnavailableError
 from transfer_engine.rpc.server import Server
 
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from mooncake_store.master.shard_link import ShardLink
     from mooncake_store.master.shard_service import ShardService
     from mooncake_store.program.fence import Fence
+    from mooncake_store.wire.standby import HandOver
     from transfer_engine.rpc.address import Address
 
 __all__ = ["Addresses", "Master"]
@@ -84,6 +88,9 @@ class Master:
         self._supervisor: Supervisor | None = None
         self._service: ShardService | None = None
         self._servers: list[Server] = []
+        self._clients: Server | None = None
+        self.handed_over = asyncio.Event()
+        """Set once a standby was told that it leads in place of this one, which has to end."""
         self.failed: asyncio.Future[None] | None = None
         self.loading: asyncio.Future[None] | None = None
         """Ends when the kernels of the shard in this process are loaded; None without one."""
@@ -92,6 +99,7 @@ class Master:
         """Start everything, or nothing; raises ConfigError for an address in use."""
         config = self.config
         cluster = self._cluster = Cluster(self._clock, self._fence)
+        cluster.hand_over = self._hand_over
         try:
             server = Server(
                 CLUSTER, cluster.handle, secret=self._secret, limits=server_limits(config)
@@ -99,6 +107,8 @@ class Master:
             self._servers.append(server)
             address = await server.listen(config.host, config.port, insecure=config.insecure)
             state = self._state = StateDirectory.of(config)
+            if state.path is not None:
+                check_handed_over(state.path)
             life = cluster.recall(RegisterFile(state.path), state.found, state.place)
             shards, links, kept = await self._start_shards(cluster)
             if life is None or not kept:
@@ -158,11 +168,31 @@ class Master:
         service, self.loading = opened
         self._service = service
         self.failed = service.failure
-        server = shard_server(config, service, name, self._secret)
+        server = self._clients = shard_server(config, service, name, self._secret)
         self._servers.append(server)
         address = await server.listen(config.host, 0, insecure=config.insecure)
         service.start()
         return (address,), (LocalShard(service.site),), service.site.kept
+
+    async def _hand_over(self, request: HandOver, run: int) -> HandingOver:
+        """Let a standby lead that lacks nothing of what was answered."""
+        assert self._state is not None
+        path, shards = self._state.path, range(self.config.shards)
+        folders = [] if path is None else [path / f"shard-{shard}" for shard in shards]
+        if self._fence is not None:
+            raise UnavailableError(
+                "leaders of this pool are elected", advice="stop the one that leads"
+            )
+        if path is None or any(counting_standby(each) != request.standby for each in folders):
+            raise UnavailableError(
+                "this master hands over to the standby that its changes wait for, and to no other",
+                operation="hand_over",
+                advice="run it with --journal replicated; or stop it, and promote the standby "
+                "without --hand-over",
+            )
+        await asyncio.to_thread(note_handed_over, path, run)
+        self.handed_over.set()
+        return HandingOver()
 
     def _liveness_failed(self, error: Exception) -> None:
         if self.failed is not None and not self.failed.done():
@@ -181,6 +211,8 @@ class Master:
             self._service.stop()
         if self._cluster is not None:
             await self._cluster.stop()
+        if self._service is not None and self._clients is not None:
+            await self._service.finish(self._clients)
         servers, self._servers = self._servers, []
         await asyncio.gather(*(server.stop(grace_s) for server in servers))
         if self._liveness is not None:

@@ -64,6 +64,7 @@ async def serve(parent: Parent, message: Mapping[str, Any], config: MasterConfig
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
         service.stop()
+        await service.finish(clients)
         await asyncio.gather(clients.stop(grace_s=2.0), master.stop(grace_s=0.5))
         await asyncio.to_thread(service.close)
     if service.failure.done():

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from mooncake_store.core.shard import Shard
     from mooncake_store.master.keeping import Keeper
     from mooncake_store.program.fence import Fence
+    from transfer_engine.rpc.server import Server
     from transfer_engine.rpc.serving import Connection, Reply
     from transfer_engine.wire.frame import Frame
 
@@ -51,6 +52,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.010
 IDLE_TICK_S = 0.050
+FINISH_S = 1.0
+"""How long answers that are under way may take to leave, and the last word to a standby."""
 
 
 class ShardService:
@@ -79,14 +82,27 @@ class ShardService:
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def stop(self) -> None:
-        """Tick no more and let nobody wait any longer. Idempotent."""
+        """Tick no more and let no client wait any longer. Idempotent."""
         self.site.stopped = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.site.puts.give_up()
         self.site.followers.give_up()
+
+    async def finish(self, server: Server) -> None:
+        """Let standbys wait no longer either, once `stop` was called.
+
+        Where the pool was handed over, first nobody else is answered any more, and the standby that
+        is to lead hears that nothing follows.
+        """
+        keeper = self.site.keeper
+        if keeper is not None and keeper.handed_over:
+            await server.dismiss(self._shipping.follows, FINISH_S)
+            await self._shipping.finish(FINISH_S)
         self._shipping.give_up()
+        if keeper is not None:
+            keeper.standby.give_up()
 
     def close(self) -> None:
         """Have all that the shard has written down brought to files, on this thread. Idempotent."""

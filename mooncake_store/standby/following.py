@@ -31,13 +31,20 @@ from mooncake_store.program.logs import StateLog
 from mooncake_store.wire.cluster import CLUSTER
 from mooncake_store.wire.shard import SHARD
 from mooncake_store.wire.standby import (
+    HAND_OVER,
     JOURNAL,
     REGISTERS,
     CopiedShard,
+    HandOver,
     RegistersReply,
     RegistersRequest,
 )
-from transfer_engine.errors import ConfigError, RemoteProtocolError, StoreError
+from transfer_engine.errors import (
+    ConfigError,
+    RemoteProtocolError,
+    StoreError,
+    UnavailableError,
+)
 from transfer_engine.lasting import LastingThread
 from transfer_engine.rpc.blocking import BlockingConnection
 from transfer_engine.wire.handshake import Identity
@@ -191,6 +198,21 @@ class RegistersFollower(Follower):
         self.last = reply
         if last is None:
             self._on_first()
+
+    def ask_to_end(self, number: int) -> None:
+        """Have the leader end, so that the standby of this number leads. Raises StoreError."""
+        request = HAND_OVER.request.pack(HandOver(number))
+        with BlockingConnection.connect(
+            self._leader, CLUSTER, secret=self._secret, timeout_s=CONNECT_S
+        ) as connection:
+            try:
+                connection.call(HAND_OVER, request, timeout_s=CALL_S)
+            except RemoteProtocolError as error:
+                raise UnavailableError(
+                    f"its leader hands nothing over: {error.what}",
+                    advice="it may be of an earlier version: stop it, and promote this standby "
+                    "without --hand-over",
+                ) from error
 
     def look(self) -> str:
         """Ask this moment whether the leader is there; return what then stands against another."""

@@ -141,6 +141,8 @@ class ShardMirror:
             self._snapshot = reply.snapshot, reply.head
         if reply.whole:
             self._publish(reply)
+            if reply.exact > 1:  # with when the last lease ends, which came with it
+                header[words.COPIED] = words.FINAL
 
     def _publish(self, reply: Any) -> None:
         assert self._ring is not None
@@ -153,6 +155,11 @@ class ShardMirror:
         if snapshot and self.position >= needed:
             header[words.SNAPSHOT] = snapshot
         self._writer.wake()
+
+    @property
+    def copied(self) -> int:
+        """LACKING, EXACT or FINAL; 0 before the first words."""
+        return 0 if self._ring is None else int(self._ring.ring.header[words.COPIED])
 
     def _begin(self, history: int, position: int) -> None:
         """Make the copy anew, of a stream from a position on; what was there goes."""
@@ -214,7 +221,7 @@ def is_exact(folder: Path, origin: Origin) -> bool:
         return False
     header = ring.ring.header
     exact = (
-        header[words.COPIED] == words.EXACT and header[words.SNAPSHOT] and not header[words.VOID]
+        header[words.COPIED] >= words.EXACT and header[words.SNAPSHOT] and not header[words.VOID]
     )
     ring.close()
     return bool(exact) and (folder / COPY_NAME).exists()

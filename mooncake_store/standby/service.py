@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mooncake_store import __version__
+from mooncake_store.core import ring as words
 from mooncake_store.journal.origin import Origin
 from mooncake_store.master.kept_files import unusable, write_whole
 from mooncake_store.master.state_directory import (
@@ -55,6 +56,9 @@ __all__ = ["Desk", "Standby", "follow_until_promoted", "number_of", "state_path"
 
 log = logging.getLogger(__name__)
 
+LOOK_S = 0.01
+ENDED_S = 15.0
+"""How long a leader that hands over may take to end."""
 NUMBER = "standby.number"
 """The file with it."""
 
@@ -136,6 +140,25 @@ class Standby:
             return f"its leader {self.leader} answers: stop that first"
         return ""
 
+    async def hand_over(self) -> None:
+        """Have the leader end, and wait until it has. Raises StoreError; nothing is changed then.
+
+        Or where the leader does not end in time, or this copy could not be led from.
+        """
+        if not self._shards or any(each.mirror.copied < words.EXACT for each in self._shards):
+            raise UnavailableError(
+                "this standby may lack something that its leader has answered",
+                operation="promote",
+                advice="see `mooncake promote --check`; the leader has to run with --journal "
+                "replicated, and wait for this standby",
+            )
+        await asyncio.to_thread(self._registers.ask_to_end, number_of(self._path))
+        deadline = time.monotonic() + ENDED_S
+        while True:
+            if not self._lacking() or time.monotonic() > deadline:
+                return
+            await asyncio.sleep(LOOK_S)
+
     async def promote(self) -> int:
         """Follow no more; return how many words its leader was ahead when it was heard last."""
         lacking = self._lacking() or await asyncio.to_thread(self._registers.look)
@@ -203,7 +226,7 @@ class Desk:
     def handle(self, connection: Connection, frame: Frame) -> Reply | Awaitable[Reply]:
         """Answer one request."""
         operation = wire.CLUSTER.by_opcode[frame.opcode]
-        operation.request.unpack(frame.body)
+        request = operation.request.unpack(frame.body)
         if operation is STANDBY:
             return _packed(operation, self._standby.status())
         if operation is PROMOTE:
@@ -213,7 +236,7 @@ class Desk:
                     operation=PROMOTE.name,
                     advice="connect with the shared secret itself",
                 )
-            return self._promote()
+            return self._promote(hand_over=request.hand_over)
         if operation is wire.STATUS:
             uptime_ms = int((time.monotonic() - self._started) * 1000)
             return _packed(
@@ -228,11 +251,13 @@ class Desk:
             else "ask that; `mooncake promote` lets this one lead when that is gone",
         )
 
-    async def _promote(self) -> bytes:
+    async def _promote(self, *, hand_over: bool) -> bytes:
         if self._elected:
             raise UnavailableError(
                 "leaders of this pool are elected", advice="stop the one that leads"
             )
+        if hand_over:
+            await self._standby.hand_over()
         lost = await self._standby.promote()
         if not self.promoted.done():
             self.promoted.set_result(None)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from mooncake_store.wire.standby import PROMOTE, REGISTERS, STANDBY
+from mooncake_store.wire.standby import HAND_OVER, PROMOTE, REGISTERS, STANDBY
 from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.registry import Operation, Registry
 
@@ -282,7 +282,7 @@ CLUSTER = Registry(
     "mooncake",
     [
         MAP, MOUNT, UNMOUNT, SEGMENTS, STATUS, DRAIN, DRAIN_STATUS,
-        REGISTERS, STANDBY, PROMOTE,
+        REGISTERS, STANDBY, PROMOTE, HAND_OVER,
     ],
 )  # fmt: skip
 LIVENESS = Registry("mooncake-liveness", [PING])

@@ -6,6 +6,7 @@ it asks for the registers (`REGISTERS`). Both wait for news. They are for whoeve
 itself: a journal holds the names of all objects of all namespaces.
 
 `STANDBY` and `PROMOTE` are answered by a standby, at the address where it leads once promoted.
+`HAND_OVER` is what it asks of its leader where it is to take its place in good order.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ __all__ = [
     "STANDBY",
     "WORDS_MAX",
     "CopiedShard",
+    "HAND_OVER",
+    "HandOver",
+    "HandingOver",
     "PromoteRequest",
     "Promoted",
     "RegistersReply",
@@ -89,11 +93,24 @@ class StandbyStatus(msgspec.Struct, frozen=True, array_like=True, tag="standby")
 class PromoteRequest(msgspec.Struct, frozen=True, array_like=True, tag="promote"):
     """Makes a standby the master. Refused while it hears its leader: then there would be two."""
 
+    hand_over: bool = False
+    """Its leader is asked to end first."""
+
 
 class Promoted(msgspec.Struct, frozen=True, array_like=True, tag="promoted"):
     """It leads from now on; the words that it lacks, as far as it had heard of them, are lost."""
 
     lost_words: int
+
+
+class HandOver(msgspec.Struct, frozen=True, array_like=True, tag="hand over"):
+    """Lets a master end for good, so that a standby leads; this one has to be that it waits for."""
+
+    standby: int
+
+
+class HandingOver(msgspec.Struct, frozen=True, array_like=True, tag="handing over"):
+    """It ends, and will not start again in its directory."""
 
 
 JOURNAL = Operation(
@@ -118,7 +135,8 @@ JOURNAL = Operation(
             ("position", "i8"),
             # Whether the words end where the stream has a boundary.
             ("whole", "u1"),
-            # Whether nothing is answered that this standby does not have.
+            # Whether nothing is answered that this standby does not have; 2: nor ever will be, for
+            # its leader ends, and leases are granted no more.
             ("exact", "u1"),
             ("head", "i8"),
             ("horizon", "i8"),
@@ -143,3 +161,10 @@ STANDBY = Operation(
     "standby", 0x4B, Cold(StandbyRequest), Cold(StandbyStatus), "how the copy of a standby stands"
 )
 PROMOTE = Operation("promote", 0x4C, Cold(PromoteRequest), Cold(Promoted), "lets a standby lead")
+HAND_OVER = Operation(
+    "hand_over",
+    0x4D,
+    Cold(HandOver),
+    Cold(HandingOver),
+    "ends a master so that a standby leads",
+)

@@ -25,6 +25,7 @@ class Pool:
         self._folder = folder
         self.programs: dict[str, Any] = {}
         self.addresses: dict[str, str] = {}
+        self._folders = {name: name for name in ("leader", "standby", "other")}
         self.worker = f"worker-{secrets.token_hex(4)}"
         self._clients: list[Client] = []
         self.replicated = False
@@ -61,7 +62,12 @@ class Pool:
 
     def state(self, name: str) -> Path:
         """The state directory of one of them."""
-        return self._folder / name
+        return self._folder / self._folders[name]
+
+    def change_places(self) -> None:
+        """Call the standby that leads by now the leader, and what led before the standby."""
+        for table in (self.programs, self.addresses, self._folders):
+            table["leader"], table["standby"] = table["standby"], table["leader"]
 
     def kill(self, name: str) -> None:
         """End one of them at once."""

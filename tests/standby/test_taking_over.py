@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mooncake_store.client import patience
-from mooncake_store.errors import NotFoundError, StoreError, UnavailableError
+from mooncake_store.errors import NoSpaceError, NotFoundError, StoreError, UnavailableError
 from mooncake_store.journal.ring_file import remove_rings
 from mooncake_store.wire.shard import FETCH_HAULS, FETCH_TASKS, REMOVE, FetchTasks
 from mooncake_store.wire.standby import PROMOTE, PromoteRequest
@@ -97,8 +97,8 @@ def test_a_copy_that_may_lack_the_last_words_serves_no_wrong_byte(pool):
     for key, value in zip(last, led.get_many(last).values, strict=True):
         assert value is None or bytes(value) == value_of(key)
     # Who was told of space that these words may have given out is waited for.
-    with pytest.raises(StoreError):
-        led.put("new", b"value", wait_for_space="0s")
+    with pytest.raises(NoSpaceError):
+        led.put("new", b"value", deadline="2s")
 
 
 def test_whoever_was_told_both_addresses_goes_on_by_himself(pool, monkeypatch):
@@ -307,3 +307,82 @@ def test_a_standby_that_falls_behind_the_ring_goes_on_from_files(pool):
     assert_there(led, ["in the end"])
     with pytest.raises(NotFoundError):
         led.get(f"{long}{0:06d}")
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_leader_hands_over_and_nobody_who_uses_the_pool_notices(pool, shards):
+    options = (*QUICK, "--journal", "replicated", "--shards", shards)
+    pool.lead(*options)
+    pool.follow(*options)
+    pool.lend("leader", "standby")
+    pool.until_copied()
+    client = pool.client("leader", "standby", deadline=PATIENCE_S)
+    early, late, failed, over = [f"early-{n:05d}" for n in range(500)], [], [], threading.Event()
+    put(client, early)
+
+    def use():
+        try:
+            while not over.is_set():
+                key = f"late-{len(late):06d}"
+                put(client, [key])
+                late.append(key)
+                assert_there(client, [key, early[len(late) % 500]])
+        except (StoreError, AssertionError) as error:
+            failed.append(error)
+
+    using = threading.Thread(target=use)
+    using.start()
+    try:
+        until(lambda: failed or len(late) > 100)
+        assert asking.promote(pool.addresses["standby"], hand_over=True) == 0
+        assert pool.programs["leader"].wait() == 0
+        pool.programs["standby"].wait_for_line('"leads": true')
+        # Whoever starts it again as before would have two.
+        with pytest.raises(pytest.fail.Exception, match="has handed its pool over to a standby"):
+            pool.lead(*options)
+        # As a standby it goes on in the directory that it has.
+        pool.change_places()
+        pool.follow(*options)
+        handed = len(late)
+        until(lambda: failed or len(late) > handed + 100)
+    finally:
+        over.set()
+        using.join()
+    assert not failed
+    led = pool.take_over()
+    until(lambda: led.status().ready)
+    assert_there(led, early + late)
+
+
+def test_behind_a_leader_that_handed_over_leases_are_known(pool):
+    """So a full pool takes objects as soon as its readers have ended, and not minutes later."""
+    options = (*QUICK, "--journal", "replicated", "--default-lease-ttl", "1s")
+    pool.lead(*options)
+    pool.follow(*options)
+    pool.lend("leader", "standby")
+    pool.until_copied()
+    client = pool.client("leader", "standby", deadline=PATIENCE_S)
+    before, after = ([f"{when}-{n:03d}" for n in range(100)] for when in ("before", "after"))
+    for key in before:
+        client.put(key, key.encode() * 100_000)
+    assert client.get(before[-1]) == before[-1].encode() * 100_000
+    asking.promote(pool.addresses["standby"], hand_over=True)
+    assert pool.programs["leader"].wait() == 0
+    pool.programs["standby"].wait_for_line('"leads": true')
+    pool.change_places()
+    pool.follow(*options)
+    for key in after:
+        client.put(key, key.encode() * 100_000)
+    assert client.get(after[-1]) == after[-1].encode() * 100_000
+    assert not client.exists(before[0])
+
+
+def test_nothing_is_handed_over_to_a_standby_that_may_lack_something(pool):
+    """At the level written nobody waits for it."""
+    pool.lead(*QUICK)
+    pool.follow(*QUICK)
+    pool.until_copied()
+    with pytest.raises(UnavailableError, match="may lack something that its leader has answered"):
+        pool.ask(PROMOTE, PromoteRequest(hand_over=True))
+    pool.kill("leader")
+    pool.promote()
