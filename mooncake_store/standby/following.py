@@ -20,6 +20,7 @@ import msgspec
 
 from mooncake_store.journal.layout import VERSION
 from mooncake_store.master.registers import REGISTERS as REGISTERS_FILE
+from mooncake_store.master.registers import VERSION as REGISTERS_VERSION
 from mooncake_store.master.registers import (
     RegisterFile,
     Registers,
@@ -66,6 +67,10 @@ CALL_S = 5.0
 CONNECT_S = 3.0
 RETRY_S = 0.5
 _MS = 1_000_000
+
+
+class _Versioned(msgspec.Struct):
+    version: int = 0
 
 
 class Follower(abc.ABC):
@@ -227,6 +232,13 @@ class RegistersFollower(Follower):
     def _write(self, reply: RegistersReply) -> None:
         """Write what came, unless it is about contents that are not those of the copy."""
         try:
+            version = msgspec.json.decode(reply.content, type=_Versioned).version
+            if version > REGISTERS_VERSION:
+                raise ConfigError(
+                    f"the master at {self._leader} keeps registers of version {version}, this "
+                    f"standby reads up to {REGISTERS_VERSION}",
+                    advice="start the standby with the version of its leader, or a later one",
+                )
             registers = msgspec.json.decode(reply.content, type=Registers)
             check_registers(registers)
         except (msgspec.MsgspecError, ValueError) as error:
@@ -284,5 +296,7 @@ class ShardFollower(Follower):
         state = mirror.state
         if state == "following" and not self.connected:
             state = "cut off"
-        why = mirror.told if state in ("copying", "failing") else self.why
+        why = self.why
+        if state == "failing" or (state == "copying" and not why):
+            why = mirror.told
         return CopiedShard(state, mirror.position, mirror.head, self.silent_ms, why)

@@ -135,7 +135,7 @@ class Standby:
             return f"nothing was heard of its leader {self.leader} yet: {self._registers.why}"
         for number, shard in enumerate(self._shards):
             if shard.mirror.state != "following":
-                return f"shard {number} is not copied as a whole: {shard.mirror.told}"
+                return f"shard {number} is not copied as a whole: {shard.status().why}"
         if any(each.connected for each in (self._registers, *self._shards)):
             return f"its leader {self.leader} answers: stop that first"
         return ""

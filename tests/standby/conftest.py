@@ -15,6 +15,7 @@ from tests.standby import asking
 from tests.waiting import until
 
 NAMESPACE = "tests"
+NOW = ("mooncake_store",)
 
 
 class Pool:
@@ -30,11 +31,11 @@ class Pool:
         self._clients: list[Client] = []
         self.replicated = False
 
-    def run(self, name: str, command: str, *options: object, ready: str = "ready") -> Any:
+    def run(self, name: str, command: str, *options: object, version: tuple[str, ...] = NOW) -> Any:
         """Start a program and wait until it says that it is ready."""
-        program = self._start("-m", "mooncake_store", command, "--json", *options)
+        program = self._start("-m", *version, command, "--json", *options)
         self.programs[name] = program
-        facts = json.loads(program.wait_for_line(f'"{ready}"'))
+        facts = json.loads(program.wait_for_line('"ready"'))
         self.addresses[name] = facts["address"]
         return facts
 
@@ -43,11 +44,14 @@ class Pool:
         self.replicated = "replicated" in options
         self.run("leader", "master", "--port", port, "--state", self.state("leader"), *options)
 
-    def follow(self, *options: object) -> None:
+    def follow(self, *options: object, version: tuple[str, ...] = NOW) -> None:
         """Start the standby."""
         leader = self.addresses["leader"]
         folder = self.state("standby")
-        self.run("standby", "standby", "--of", leader, "--port", 0, "--state", folder, *options)
+        self.run(
+            "standby", "standby", "--of", leader, "--port", 0, "--state", folder, *options,
+            version=version,
+        )  # fmt: skip
 
     def lend(self, *masters: str) -> None:
         """Start the worker, or let a run of it that was killed go on with another master."""

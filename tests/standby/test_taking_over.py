@@ -309,6 +309,32 @@ def test_a_standby_that_falls_behind_the_ring_goes_on_from_files(pool):
         led.get(f"{long}{0:06d}")
 
 
+LATER = "tests.standby.later"
+"""The program in a later version."""
+
+
+def test_a_standby_that_keeps_other_journals_is_refused_and_says_so(pool):
+    pool.lead(*QUICK)
+    pool.follow(*QUICK, version=(LATER, "journal"))
+    said = "the standby keeps journals of version 2, this master of 1"
+    until(lambda: said in pool.status().shards[0].why)
+    assert f"is not copied as a whole: {said}" in pool.status().lacking
+    assert "start the standby with the version of its leader" in pool.status().lacking
+    pool.programs["standby"].wait_for_line(said)
+    # Started as it is told to, it follows with the same directory.
+    pool.stop("standby")
+    pool.follow(*QUICK)
+    pool.until_copied()
+
+
+def test_a_standby_that_does_not_understand_registers_does_not_start(pool):
+    pool.run("leader", "master", "--port", 0, "--state", pool.state("leader"), *QUICK,
+             version=(LATER, "registers"))  # fmt: skip
+    with pytest.raises(pytest.fail.Exception, match="registers of version 3, this standby reads"):
+        pool.follow(*QUICK)
+    assert not pool.state("standby").joinpath("cluster.json").exists()
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_leader_hands_over_and_nobody_who_uses_the_pool_notices(pool, shards):
     options = (*QUICK, "--journal", "replicated", "--shards", shards)
