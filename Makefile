@@ -49,6 +49,7 @@ docs: setup      ## write anew what is generated: docs/reference, the asyncio cl
 	@$(PY) scripts/cli_reference.py
 	@$(PY) scripts/store_reference.py
 	@$(PY) scripts/async_client.py
+	@$(PY) scripts/wire_promises.py
 
 test-gpu: setup-test ## device memory on a real CUDA device; skips with a reason where none is
 	@$(PY) -m pytest -n 0 -m gpu tests/transfer tests/serving tests/vllm

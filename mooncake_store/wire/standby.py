@@ -103,13 +103,13 @@ class Promoted(msgspec.Struct, frozen=True, array_like=True, tag="promoted"):
     lost_words: int
 
 
-class HandOver(msgspec.Struct, frozen=True, array_like=True, tag="hand over"):
+class HandOver(msgspec.Struct, frozen=True, array_like=True, tag="handover"):
     """Lets a master end for good, so that a standby leads; this one has to be that it waits for."""
 
     standby: int
 
 
-class HandingOver(msgspec.Struct, frozen=True, array_like=True, tag="handing over"):
+class HandingOver(msgspec.Struct, frozen=True, array_like=True, tag="handing"):
     """It ends, and will not start again in its directory."""
 
 
