@@ -72,6 +72,11 @@ def hands_over(tree: Path) -> bool:
     return (tree / "mooncake_store" / "master" / "handing_over.py").exists()
 
 
+def takes_over(tree: Path) -> bool:
+    """Whether a worker of a version ends the one before it, once it is loaded."""
+    return (tree / "mooncake_store" / "worker" / "relieving.py").exists()
+
+
 class Version(NamedTuple):
     """A source tree, and what it is called."""
 
@@ -133,11 +138,11 @@ class Pool:
         self.standby.follow(self.leader)
         self._workers = [self._worker(number, version) for number in range(WORKERS)]
 
-    def _worker(self, number: int, version: Version) -> subprocess.Popen[str]:
+    def _worker(self, number: int, version: Version, *options: str) -> subprocess.Popen[str]:
         return start(
             self._directory / f"worker-{number}.log", "worker", "--master", self.masters,
             "--name", f"worker-{number}", "--segment", SEGMENT, "--memory", str(self._memory),
-            tree=version.tree,
+            *options, tree=version.tree,
         )  # fmt: skip
 
     def replace_standby(self, version: Version) -> None:
@@ -162,8 +167,13 @@ class Pool:
 
     def replace_worker(self, number: int, version: Version) -> None:
         """Start another version of a worker on the memory that it has."""
-        end(self._workers[number])
-        self._workers[number] = self._worker(number, version)
+        former = self._workers[number]
+        if takes_over(version.tree):
+            self._workers[number] = self._worker(number, version, "--take-over")
+            end(former)
+        else:
+            end(former)
+            self._workers[number] = self._worker(number, version)
 
     def close(self) -> None:
         """End everything."""
