@@ -37,10 +37,12 @@ def check_handed_over(path: Path) -> None:
 
     A file that means nothing any more is removed.
     """
-    file, registers = path / HANDED_OVER, RegisterFile(path).read()
+    file = path / HANDED_OVER
     try:
+        said = file.read_text(encoding="ascii").strip()
+        registers = RegisterFile(path).read()
         run = registers.runs[-1] if registers is not None and registers.runs else 0
-        if file.read_text(encoding="ascii").strip() == f"{run:016x}":
+        if said == f"{run:016x}":
             raise ConfigError(
                 f"the master of {path} has handed its pool over to a standby",
                 advice="start it with `mooncake standby --of` the one that leads; if nobody "

@@ -478,6 +478,11 @@ class Keeper:
             return not self._needs_standby or self._held >= position
         return self._writer.synced(position)
 
+    @property
+    def uncounted(self) -> bool:
+        """Whether changes are to wait for a standby, and none counts yet."""
+        return self.replicates and not self._counting
+
     async def claim(self, number: int) -> bool:
         """Whether changes wait for the standby of this number, the first that caught up.
 

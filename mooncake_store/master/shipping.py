@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 
 STANDBYS_MAX = 8
 EXACT, FINAL = 1, 2
+CLAIM_S = 0.05
 _NONE: NDArray[np.int64] = np.empty(0, np.int64)
 
 
@@ -167,7 +168,9 @@ class Shipping:
         # That it has all it has to know at once: it could not lead before.
         told = standby.exact == self._exact(counts, keeper, request.held)
         if known and position == keeper.head and not standby.runs and told:
-            await self._news(keeper, position, wait_ms / 1000)
+            # Until one counts it is asked soon again which one: the first shard may know by then.
+            wait_s = min(wait_ms / 1000, CLAIM_S) if keeper.uncounted else wait_ms / 1000
+            await self._news(keeper, position, wait_s)
         standby.exact = self._exact(counts, keeper, request.held)
         if standby.runs and not _covers(standby.runs, position):
             standby.runs = []

@@ -44,8 +44,9 @@ def cached_value(number: int) -> bytes:
 class Guest(Ledger):
     """The ledger and the cache."""
 
-    def __init__(self, url: str, seed: int, directory: Path) -> None:
+    def __init__(self, url: str, seed: int, directory: Path, replicas: int) -> None:
         super().__init__(url, seed, directory)
+        self._replicas = replicas
         self.acts += [self.put_cached, self.get_cached, self.get_cached]
         self._newest: deque[int] = deque(maxlen=NEWEST)
         self._cached = 0
@@ -66,6 +67,9 @@ class Guest(Ledger):
             if asked:
                 self._calls.write(row.tobytes())
 
+    def _put(self, count: int, options: dict[str, float]) -> bool:
+        return super()._put(count, options | {"replicas": self._replicas})
+
     def put_cached(self, count: int = 8) -> None:
         """Put new objects, for which others may have to leave."""
         numbers = range(self._cached, self._cached + count)
@@ -74,6 +78,7 @@ class Guest(Ledger):
             result = self.client.put_many(
                 [f"cached/{number:08d}" for number in numbers],
                 [cached_value(number) for number in numbers],
+                replicas=self._replicas,
             )
             missed(len(result.failed))
         for at, number in enumerate(numbers):
@@ -104,10 +109,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="a client of the exercise of upgrades")
     parser.add_argument("url")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--directory", type=Path, required=True)
     options = parser.parse_args()
     ledger.THERE_MAX = PINNED_MAX
-    guest = Guest(options.url, options.seed, options.directory)
+    guest = Guest(options.url, options.seed, options.directory, options.replicas)
     print(json.dumps({"runs": mooncake_store.__file__}), flush=True)
     try:
         print(json.dumps(guest.keep()), flush=True)

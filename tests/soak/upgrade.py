@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("alloc", "eviction", "kernel_cache", "mooncake_store", "serving", "transfer_engine")
 WORKERS = 2
-SEGMENT = "64MiB"
+SEGMENT = "128MiB"
 QUIET_S = 8.0
 """How long is measured before and after; a step is measured until all is well, and SETTLED_S."""
 SETTLED_S = 3.0
@@ -87,13 +87,16 @@ class Version(NamedTuple):
 class Caller:
     """A client process of some version."""
 
-    def __init__(self, url: str, version: Version, seed: int, directory: Path) -> None:
+    def __init__(
+        self, url: str, version: Version, seed: int, directory: Path, replicas: int
+    ) -> None:
         directory.mkdir()
         self.board = Board(directory)
         self.name = f"client of {version.name}"
         self._calls = directory / CALLS
         self._rounds = directory / "rounds"
         command = ["-m", "tests.soak.guest", url, "--seed", str(seed), "--directory", directory]
+        command += ["--replicas", str(replicas)]
         self._process = subprocess.Popen(
             [sys.executable, *command],
             stdout=subprocess.PIPE, text=True, cwd=version.tree,
@@ -190,8 +193,9 @@ class Pool:
 class Exercise:
     """The steps, and what clients saw of them."""
 
-    def __init__(self, pool: Pool, directory: Path, seed: int) -> None:
+    def __init__(self, pool: Pool, directory: Path, seed: int, replicas: int) -> None:
         self._pool, self._directory, self._seed = pool, directory, seed
+        self._replicas = replicas
         self.callers: list[Caller] = []
         self.complaints: list[str] = []
         self.total: dict[str, int] = {"lost": 0, "wrong": 0}
@@ -202,7 +206,8 @@ class Exercise:
         """Start a client, with a namespace of its own."""
         self._seed += 1
         url = f"mooncake://{self._pool.masters}/guest-{self._seed}"
-        made = Caller(url, version, self._seed, self._directory / f"guest-{self._seed}")
+        directory = self._directory / f"guest-{self._seed}"
+        made = Caller(url, version, self._seed, directory, self._replicas)
         self.callers.append(made)
         return made
 
@@ -273,12 +278,14 @@ class Exercise:
             pass
 
 
-def exercise(old: Version, new: Version, seed: int, directory: Path, memory: Path) -> list[str]:
+def exercise(
+    old: Version, new: Version, options: argparse.Namespace, directory: Path, memory: Path
+) -> list[str]:
     """Run; returns the complaints."""
     with ExitStack() as undo:
         pool = Pool(old, directory, memory)
         undo.callback(pool.close)
-        ran = Exercise(pool, directory, seed)
+        ran = Exercise(pool, directory, options.seed, options.replicas)
         undo.callback(lambda: [caller.kill() for caller in ran.callers])
         for version in (old, new):
             ran.enter(version)
@@ -301,6 +308,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="a pool that is upgraded while it is used")
     parser.add_argument("--previous", default="HEAD~1", help="the version it has before")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--replicas", type=int, default=1, help="of each object")
     options = parser.parse_args()
     old = Version("previous", previous_tree(options.previous))
     new = Version("this", HERE)
@@ -309,7 +317,7 @@ def main() -> int:
         tempfile.TemporaryDirectory() as directory,
         tempfile.TemporaryDirectory(dir="/dev/shm", prefix="mooncake-soak-") as memory,
     ):
-        complaints = exercise(old, new, options.seed, Path(directory), Path(memory))
+        complaints = exercise(old, new, options, Path(directory), Path(memory))
     for complaint in complaints:
         print(f"FAILED: {complaint}")
     if not complaints:
