@@ -47,7 +47,6 @@ QUIET_S = 8.0
 """How long is measured before and after; a step is measured until all is well, and SETTLED_S."""
 SETTLED_S = 3.0
 WHOLE_S = 60.0
-NONE = np.empty(0, CALL)
 
 
 def previous_tree(revision: str) -> Path:
