@@ -140,6 +140,7 @@ class AnswerTable:
         A caller that does not wait as long hears nothing, and may ask again.
         """
         await keeper.standby.wait()
+        self._site.check_led()
         reply = self._all(entry, peer, frame, patient=False)
         return await reply if isinstance(reply, Awaitable) else reply
 

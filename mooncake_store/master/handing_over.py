@@ -16,7 +16,7 @@ from transfer_engine.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["check_handed_over", "has_handed_over", "note_handed_over"]
+__all__ = ["check_handed_over", "note_handed_over"]
 
 HANDED_OVER = "handed-over"
 """What the file is called."""
@@ -25,11 +25,6 @@ HANDED_OVER = "handed-over"
 def note_handed_over(path: Path, run: int) -> None:
     """Write down that the master of a directory leads no more after this run; raises OSError."""
     write_whole(path / HANDED_OVER, f"{run:016x}\n".encode())
-
-
-def has_handed_over(path: Path) -> bool:
-    """Whether the master of a directory, which runs, has handed over."""
-    return (path / HANDED_OVER).exists()
 
 
 def check_handed_over(path: Path) -> None:

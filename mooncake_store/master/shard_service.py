@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from mooncake_store.core.shard import Shard
     from mooncake_store.master.keeping import Keeper
     from mooncake_store.program.fence import Fence
-    from transfer_engine.rpc.server import Server
     from transfer_engine.rpc.serving import Connection, Reply
     from transfer_engine.wire.frame import Frame
 
@@ -52,8 +51,6 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.010
 IDLE_TICK_S = 0.050
-FINISH_S = 1.0
-"""How long answers that are under way may take to leave, and the last word to a standby."""
 
 
 class ShardService:
@@ -82,27 +79,16 @@ class ShardService:
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def stop(self) -> None:
-        """Tick no more and let no client wait any longer. Idempotent."""
+        """Tick no more and let nobody wait any longer. Idempotent."""
         self.site.stopped = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.site.puts.give_up()
         self.site.followers.give_up()
-
-    async def finish(self, server: Server) -> None:
-        """Let standbys wait no longer either, once `stop` was called.
-
-        Where the pool was handed over, first nobody else is answered any more, and the standby that
-        is to lead hears that nothing follows.
-        """
-        keeper = self.site.keeper
-        if keeper is not None and keeper.handed_over:
-            await server.dismiss(self._shipping.follows, FINISH_S)
-            await self._shipping.finish(FINISH_S)
+        if self.site.keeper is not None:
+            self.site.keeper.standby.give_up()
         self._shipping.give_up()
-        if keeper is not None:
-            keeper.standby.give_up()
 
     def close(self) -> None:
         """Have all that the shard has written down brought to files, on this thread. Idempotent."""
@@ -110,31 +96,37 @@ class ShardService:
             self.site.keeper.close()
 
     def _tick(self) -> None:
-        now = self.site.now()
+        site = self.site
         try:
-            self.site.shard.tick(now)
-            self.site.puts.retry(now)
-            self.site.clients.expire(now)
-            if not self.site.followers.empty:
-                self.site.followers.wake(self.site.shard.events.next_number)
+            if not site.yielded:
+                self._do_duties(site.now())
         except Exception as error:
             # A broken invariant: whoever started this shard has to end it, loudly.
-            log.exception("shard %d failed", self.site.place.shard)
+            log.exception("shard %d failed", site.place.shard)
             if not self.failure.done():
                 self.failure.set_exception(error)
             return
         # Nobody notices that a shard which nobody uses expires things a little later.
-        site = self.site
         idle = site.requests == self._seen and site.puts.empty and site.followers.empty
         self._seen = site.requests
         delay_s = IDLE_TICK_S if idle else TICK_S
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _do_duties(self, now: int) -> None:
+        site = self.site
+        site.shard.tick(now)
+        site.puts.retry(now)
+        site.clients.expire(now)
+        if not site.followers.empty:
+            site.followers.wake(site.shard.events.next_number)
 
     def handle(self, connection: Connection, frame: Frame) -> Reply | Awaitable[Reply]:
         """Answer one request."""
         if self._fence is not None:
             self._fence.check()
         self.site.requests += 1
+        if frame.opcode != JOURNAL.opcode:
+            self.site.check_led()
         peer = connection.context
         if peer is None:
             if frame.opcode == JOURNAL.opcode:  # a standby is no client

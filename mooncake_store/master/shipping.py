@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mooncake_store.core.ring import HANDED_OVER
 from mooncake_store.journal.layout import VERSION
 from mooncake_store.master.site import wait_max_ms
 from mooncake_store.wire.standby import JOURNAL, WORDS_MAX
@@ -43,7 +44,6 @@ __all__ = ["Shipping"]
 log = logging.getLogger(__name__)
 
 STANDBYS_MAX = 8
-EXACT, FINAL = 1, 2
 CLAIM_S = 0.05
 _NONE: NDArray[np.int64] = np.empty(0, np.int64)
 
@@ -65,7 +65,7 @@ class _Standby:
     since: int = 0
     """...and from which position on all did; what stands before it may not have."""
     exact: int = 0
-    """What it was told of that: EXACT, that it has all that was answered, or FINAL."""
+    """What it was told of that: whether it has all that was answered."""
 
 
 class Shipping:
@@ -75,9 +75,6 @@ class Shipping:
         self._site = site
         self._standbys: dict[Connection, _Standby] = {}
         self._waiting: set[asyncio.Future[None]] = set()
-        self._ended = False
-        self._final = False
-        self._taken = asyncio.Event()
 
     def answer(self, connection: Connection, frame: Frame) -> Awaitable[bytes]:
         """Return the words behind a position, when there are any. Raises StoreError."""
@@ -108,22 +105,7 @@ class Shipping:
 
     def give_up(self) -> None:
         """Let nobody wait any longer."""
-        self._ended = True
         self._wake()
-
-    def follows(self, connection: Connection) -> bool:
-        """Whether a standby is on a connection."""
-        return connection in self._standbys
-
-    async def finish(self, timeout_s: float) -> None:
-        """Return when the standby that changes wait for knows that nothing follows.
-
-        Nor after that time, or where none is there. For when nobody else is answered any more.
-        """
-        self._final = True
-        self._wake()
-        if any(standby.counts for standby in self._standbys.values()):
-            await asyncio.wait({asyncio.ensure_future(self._taken.wait())}, timeout=timeout_s)
 
     def _join(self, connection: Connection, keeper: Keeper, request: Any) -> _Standby:
         if len(self._standbys) >= STANDBYS_MAX:
@@ -162,16 +144,15 @@ class Shipping:
             standby.since = keeper.head
         if known and standby.counts:
             keeper.followed(request.held)
-        if standby.exact == FINAL:
-            self._taken.set()
-        counts = known and standby.counts and request.held >= standby.since
+        exact = int(known and standby.counts and request.held >= standby.since)
+        if self._site.yielded and known and request.held == keeper.head:
+            exact = HANDED_OVER
+        told, standby.exact = standby.exact, exact
         # That it has all it has to know at once: it could not lead before.
-        told = standby.exact == self._exact(counts, keeper, request.held)
-        if known and position == keeper.head and not standby.runs and told:
+        if known and position == keeper.head and not standby.runs and told == exact:
             # Until one counts it is asked soon again which one: the first shard may know by then.
             wait_s = min(wait_ms / 1000, CLAIM_S) if keeper.uncounted else wait_ms / 1000
             await self._news(keeper, position, wait_s)
-        standby.exact = self._exact(counts, keeper, request.held)
         if standby.runs and not _covers(standby.runs, position):
             standby.runs = []
         if not known or not (standby.runs or keeper.holds(position)):
@@ -185,17 +166,14 @@ class Shipping:
             history=keeper.stream,
             position=position,
             whole=end == standby.boundary,
-            exact=standby.exact,
+            exact=exact,
             **keeper.facts(self._site.now()),
             words=words,
         )
 
-    def _exact(self, counts: bool, keeper: Keeper, held: int) -> int:
-        return (FINAL if self._final and held == keeper.head else EXACT) if counts else 0
-
     async def _news(self, keeper: Keeper, position: int, wait_s: float) -> None:
         """Wait until there is something behind a position, but not for long."""
-        if keeper.head != position or not wait_s or self._ended:
+        if keeper.head != position or not wait_s or self._site.stopped:
             return
         news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(news)

@@ -79,6 +79,8 @@ class ShardMirror:
         """Up to where words have come, whole or not; 0 before the first."""
         self.head = 0
         """Where the leader was when it was heard last."""
+        self.all_there = False
+        """Whether the leader rests, and there is nothing of it that is not here."""
         self._snapshot = (0, 0)  # where it begins, and up to where its words have to be here
         self._go_on()
 
@@ -137,12 +139,11 @@ class ShardMirror:
         if not header[words.COPIED] or ahead_ns > header[words.AHEAD]:
             header[words.AHEAD] = ahead_ns
         header[words.COPIED] = words.EXACT if reply.exact else words.LACKING
+        self.all_there = reply.exact == words.HANDED_OVER
         if reply.snapshot != self._snapshot[0]:
             self._snapshot = reply.snapshot, reply.head
         if reply.whole:
             self._publish(reply)
-            if reply.exact > 1:  # with when the last lease ends, which came with it
-                header[words.COPIED] = words.FINAL
 
     def _publish(self, reply: Any) -> None:
         assert self._ring is not None
@@ -155,11 +156,6 @@ class ShardMirror:
         if snapshot and self.position >= needed:
             header[words.SNAPSHOT] = snapshot
         self._writer.wake()
-
-    @property
-    def copied(self) -> int:
-        """LACKING, EXACT or FINAL; 0 before the first words."""
-        return 0 if self._ring is None else int(self._ring.ring.header[words.COPIED])
 
     def _begin(self, history: int, position: int) -> None:
         """Make the copy anew, of a stream from a position on; what was there goes."""
@@ -205,6 +201,15 @@ class ShardMirror:
             ring.close()
         return ended
 
+    def hand_over(self) -> None:
+        """Note that whom this is a copy of never goes on: who leads from here goes on in its place.
+
+        Only where all is there, leases included.
+        """
+        assert self.all_there
+        assert self._ring is not None
+        self._ring.ring.header[words.COPIED] = words.HANDED_OVER
+
     def close(self) -> bool:
         """Let a master have the folder; return whether all is in files. Idempotent."""
         ended = self._end()
@@ -221,7 +226,7 @@ def is_exact(folder: Path, origin: Origin) -> bool:
         return False
     header = ring.ring.header
     exact = (
-        header[words.COPIED] >= words.EXACT and header[words.SNAPSHOT] and not header[words.VOID]
+        header[words.COPIED] == words.EXACT and header[words.SNAPSHOT] and not header[words.VOID]
     )
     ring.close()
     return bool(exact) and (folder / COPY_NAME).exists()

@@ -104,13 +104,14 @@ class Promoted(msgspec.Struct, frozen=True, array_like=True, tag="promoted"):
 
 
 class HandOver(msgspec.Struct, frozen=True, array_like=True, tag="handover"):
-    """Lets a master end for good, so that a standby leads; this one has to be that it waits for."""
+    """Has a master answer nobody but its standbys, for a while, so that one comes to have all."""
 
-    standby: int
+    done: bool = False
+    """It has; the master is to end, and to lead nothing any more."""
 
 
 class HandingOver(msgspec.Struct, frozen=True, array_like=True, tag="handing"):
-    """It ends, and will not start again in its directory."""
+    """It does so."""
 
 
 JOURNAL = Operation(
@@ -135,8 +136,7 @@ JOURNAL = Operation(
             ("position", "i8"),
             # Whether the words end where the stream has a boundary.
             ("whole", "u1"),
-            # Whether nothing is answered that this standby does not have; 2: nor ever will be, for
-            # its leader ends, and leases are granted no more.
+            # Whether nothing is answered that this standby does not have; 3: nor ever will be.
             ("exact", "u1"),
             ("head", "i8"),
             ("horizon", "i8"),
@@ -162,9 +162,5 @@ STANDBY = Operation(
 )
 PROMOTE = Operation("promote", 0x4C, Cold(PromoteRequest), Cold(Promoted), "lets a standby lead")
 HAND_OVER = Operation(
-    "hand_over",
-    0x4D,
-    Cold(HandOver),
-    Cold(HandingOver),
-    "ends a master so that a standby leads",
+    "hand_over", 0x5D, Cold(HandOver), Cold(HandingOver), "ends a master so that a standby leads"
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import signal
 import threading
 
@@ -13,7 +14,7 @@ from mooncake_store.client import patience
 from mooncake_store.errors import NoSpaceError, NotFoundError, StoreError, UnavailableError
 from mooncake_store.journal.ring_file import remove_rings
 from mooncake_store.wire.shard import FETCH_HAULS, FETCH_TASKS, REMOVE, FetchTasks
-from mooncake_store.wire.standby import PROMOTE, PromoteRequest
+from mooncake_store.wire.standby import HAND_OVER, PROMOTE, HandOver, PromoteRequest
 from tests.client.test_follow import Mirror, digests_of
 from tests.master.wires import ClusterWire
 from tests.processes import stopped
@@ -330,7 +331,9 @@ def test_a_standby_that_keeps_other_journals_is_refused_and_says_so(pool):
 def test_a_standby_that_does_not_understand_registers_does_not_start(pool):
     pool.run("leader", "master", "--port", 0, "--state", pool.state("leader"), *QUICK,
              version=(LATER, "registers"))  # fmt: skip
-    with pytest.raises(pytest.fail.Exception, match="registers of version 3, this standby reads"):
+    with pytest.raises(
+        pytest.fail.Exception, match="registers of version 4, this standby reads up to 3"
+    ):
         pool.follow(*QUICK)
     assert not pool.state("standby").joinpath("cluster.json").exists()
 
@@ -403,12 +406,36 @@ def test_behind_a_leader_that_handed_over_leases_are_known(pool):
     assert client.exists_many(after[-30:]).all()
 
 
-def test_nothing_is_handed_over_to_a_standby_that_may_lack_something(pool):
-    """At the level written nobody waits for it."""
+def test_a_leader_hands_over_at_any_level(pool):
+    """At written nobody waits for a standby; it has all before its leader ends."""
     pool.lead(*QUICK)
+    pool.lend("leader", "standby")
+    client = pool.client("leader", "standby", deadline=PATIENCE_S)
+    put(client, [f"key-{n:05d}" for n in range(2000)])
     pool.follow(*QUICK)
-    pool.until_copied()
-    with pytest.raises(UnavailableError, match="may lack something that its leader has answered"):
-        pool.ask(PROMOTE, PromoteRequest(hand_over=True))
-    pool.kill("leader")
-    pool.promote()
+    asking.promote(pool.addresses["standby"], hand_over=True)
+    assert pool.programs["leader"].wait() == 0
+    pool.programs["standby"].wait_for_line('"leads": true')
+    assert_there(client, [f"key-{n:05d}" for n in range(2000)])
+    put(client, ["another"])  # into space that is free for certain
+
+
+def test_a_leader_whose_standby_does_not_take_over_leads_on(pool):
+    pool.lead(*QUICK)
+    pool.lend()
+    put(pool.client(), ["one"])
+    # As a standby does that is lost then.
+    asking.ask(pool.addresses["leader"], HAND_OVER, HandOver())
+    with pytest.raises(UnavailableError, match="is moving to another host"):
+        pool.client(connect_timeout="500ms")
+
+    def answered():
+        with contextlib.suppress(UnavailableError):
+            return pool.client(connect_timeout="500ms")
+        return None
+
+    client = until(answered)
+    put(client, ["two"])
+    assert_there(client, ["one", "two"])
+    with pytest.raises(UnavailableError, match="has gone on since it was to hand over"):
+        asking.ask(pool.addresses["leader"], HAND_OVER, HandOver(done=True))

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
 import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,7 +26,7 @@ from transfer_engine.wire.frame import VERSIONS, VersionRange
 from transfer_engine.wire.handshake import Identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Coroutine, Sequence
 
     from transfer_engine.wire.registry import Registry
 
@@ -105,24 +104,6 @@ class Server:
             self._listeners.append(listener)
         return Address(where[0], where[1])
 
-    async def dismiss(self, but: Callable[[Connection], bool], grace_s: float) -> None:
-        """Accept no more, answer what was read of all peers but some, and close their connections.
-
-        Those that take longer than `grace_s` are cut off.
-        """
-        for listener in self._listeners:
-            listener.close()
-        self._listeners.clear()
-        going = {connection for connection in self._connections if not but(connection)}
-        gone = asyncio.Event()
-        for connection in list(going):
-            connection.on_close(functools.partial(_leave, going, connection, gone))
-            connection.drain()
-        if going:
-            await asyncio.wait({asyncio.ensure_future(gone.wait())}, timeout=grace_s)
-        for connection in list(going):
-            connection.abort()
-
     async def stop(self, grace_s: float = 5.0) -> None:
         """Accept no more, answer what was read, close; after `grace_s` cut the rest off."""
         for listener in self._listeners:
@@ -157,12 +138,6 @@ class Server:
         self._refused -= not connection.admitted
         if not self._connections:
             self._empty.set()
-
-
-def _leave(going: set[Connection], connection: Connection, gone: asyncio.Event) -> None:
-    going.discard(connection)
-    if not going:
-        gone.set()
 
 
 def bound(host: str, port: int, *, secret: bytes | None, insecure: bool) -> list[socket.socket]:
