@@ -409,10 +409,11 @@ def test_behind_a_leader_that_handed_over_leases_are_known(pool):
 def test_a_leader_hands_over_at_any_level(pool):
     """At written nobody waits for a standby; it has all before its leader ends."""
     pool.lead(*QUICK)
+    pool.follow(*QUICK)
     pool.lend("leader", "standby")
+    pool.until_copied()
     client = pool.client("leader", "standby", deadline=PATIENCE_S)
     put(client, [f"key-{n:05d}" for n in range(2000)])
-    pool.follow(*QUICK)
     asking.promote(pool.addresses["standby"], hand_over=True)
     assert pool.programs["leader"].wait() == 0
     pool.programs["standby"].wait_for_line('"leads": true')
