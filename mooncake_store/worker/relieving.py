@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -55,7 +56,7 @@ def relieve(config: WorkerConfig) -> None:
                 f"worker {config.name} does not end, as process {holder}",
                 advice="see what it does; a process that waits for a disk ends when that answers",
             )
-        time.sleep(_LOOK_S)
+        threading.Event().wait(_LOOK_S)
 
 
 def _is_free(path: str) -> bool:
