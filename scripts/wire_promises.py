@@ -26,10 +26,12 @@ from transfer_engine import errors
 from transfer_engine.rdma.wire import RDMA
 from transfer_engine.wire import faults, handshake
 from transfer_engine.wire.cold import Cold
-from transfer_engine.wire.registry import describe_layout, type_name
+from transfer_engine.wire.registry import type_name
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from transfer_engine.wire.registry import Layout
 
 __all__ = ["FILE", "Promises", "broken", "code", "parse", "text"]
 
@@ -57,7 +59,7 @@ def code() -> Promises:
             layouts = [("request", each.request), ("reply", each.reply)]
             made[f"operation {service.service} {each.name}"] = [
                 f"opcode {each.opcode:#06x}",
-                *(f"{way} {line}" for way, layout in layouts for line in describe_layout(layout)),
+                *(f"{way} {line}" for way, layout in layouts for line in _layout(layout)),
             ]
             for _, layout in layouts:
                 if isinstance(layout, Cold):
@@ -75,6 +77,18 @@ def code() -> Promises:
         ]
     made["names errors"] = [f"{name} = {getattr(errors, name).code}" for name in errors.__all__]
     return made
+
+
+def _layout(layout: Layout) -> list[str]:
+    """Return what a body consists of, in order: the tag of a cold one, or all fields."""
+    if isinstance(layout, Cold):
+        return [f"cold {layout.kind.__struct_config__.tag}"]
+    return [f"{name}: {kind}" for name, kind in layout.scalars] + [
+        f"{each.name}: {each.kind}"
+        + (f"x{each.width}" if each.width > 1 else "")
+        + f"[{each.rows}]"
+        for each in layout.columns
+    ]
 
 
 def _add_struct(kind: type[msgspec.Struct], made: Promises) -> None:

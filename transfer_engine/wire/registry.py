@@ -26,7 +26,7 @@ from transfer_engine.wire.frame import HANDSHAKE_OPCODE_MAX
 from transfer_engine.wire.handshake import REFUSED
 from transfer_engine.wire.schema import Column, Packed
 
-__all__ = ["Layout", "Operation", "Registry", "describe", "describe_layout", "render", "type_name"]
+__all__ = ["Layout", "Operation", "Registry", "describe", "render", "type_name"]
 
 Layout: TypeAlias = Packed | Cold[Any]
 """How a body is laid out."""
@@ -106,14 +106,6 @@ def render(document: str, registry: Registry) -> str:
     return f"{head}{start}\n{describe(registry)}\n{end}{tail}"
 
 
-def describe_layout(layout: Layout) -> list[str]:
-    """Return what a body consists of, in order: the tag of a cold one, or all fields."""
-    if isinstance(layout, Cold):
-        return [f"cold {layout.kind.__struct_config__.tag}"]
-    scalars = [f"{name}: {kind}" for name, kind in layout.scalars]
-    return scalars + [_column_of(column) for column in layout.columns]
-
-
 def _layout(layout: Layout) -> str:
     if isinstance(layout, Cold):
         fields = ", ".join(
@@ -132,13 +124,9 @@ def _layout(layout: Layout) -> str:
 
 
 def _column(column: Column) -> str:
-    bound = f" ≤ {column.bytes_max} bytes" if column.ragged else ""
-    return f"`{_column_of(column)}`{bound}"
-
-
-def _column_of(column: Column) -> str:
     width = f"x{column.width}" if column.width > 1 else ""
-    return f"{column.name}: {column.kind}{width}[{column.rows}]"
+    bound = f" ≤ {column.bytes_max} bytes" if column.ragged else ""
+    return f"`{column.name}: {column.kind}{width}[{column.rows}]`{bound}"
 
 
 def type_name(kind: Any) -> str:
