@@ -83,11 +83,11 @@ def _layout(layout: Layout) -> list[str]:
     """Return what a body consists of, in order: the tag of a cold one, or all fields."""
     if isinstance(layout, Cold):
         return [f"cold {layout.kind.__struct_config__.tag}"]
-    return [f"{name}: {kind}" for name, kind in layout.scalars] + [
-        f"{each.name}: {each.kind}"
-        + (f"x{each.width}" if each.width > 1 else "")
-        + f"[{each.rows}]"
-        for each in layout.columns
+    scalars = [f"{name}: {kind}" for name, kind in layout.scalars]
+    widths = [f"x{each.width}" if each.width > 1 else "" for each in layout.columns]
+    return scalars + [
+        f"{each.name}: {each.kind}{width}[{each.rows}]"
+        for each, width in zip(layout.columns, widths, strict=True)
     ]
 
 
