@@ -112,7 +112,7 @@ class AnswerTable:
                 except UnavailableError:
                     if declaration.idle is not None:
                         return _packed(entry, declaration.idle)
-                    if not (patient and keeper.replicates and keeper.standby.may_come):
+                    if not (patient and keeper.replicates and keeper.counting.attendance.may_come):
                         raise
                     return self._once_followed(entry, peer, frame, keeper)
         if declaration.keys:
@@ -139,7 +139,7 @@ class AnswerTable:
 
         A caller that does not wait as long hears nothing, and may ask again.
         """
-        await keeper.standby.wait()
+        await keeper.counting.attendance.wait()
         self._site.check_led()
         reply = self._all(entry, peer, frame, patient=False)
         return await reply if isinstance(reply, Awaitable) else reply

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mooncake_store.master.liveness import Liveness
     from mooncake_store.master.roster import LentSegment, Roster
     from mooncake_store.master.seats import Seats
+    from mooncake_store.master.standbys import Standbys
     from transfer_engine.rpc.serving import Connection
 
 __all__ = ["ClusterFacts", "Overview"]
@@ -66,6 +67,7 @@ class Overview:
     seats: Seats
     shards: AllShards
     liveness: Liveness
+    standbys: Standbys
     began: float = field(default_factory=time.monotonic)
 
     def map_for(
@@ -143,8 +145,10 @@ class Overview:
     async def status(self, connection: Connection, uptime_ms: int) -> wire.ClusterStatus:
         """Return the health of the cluster."""
         segments = self.roster.segments.values()
+        takes = any(s.state == SegmentState.OK and s.spec.tier != Tier.COLD for s in segments)
+        standbys = await self.standbys.told()
         return wire.ClusterStatus(
-            any(s.state == SegmentState.OK and s.spec.tier != Tier.COLD for s in segments),
+            takes and not standbys["refusing"],
             self.facts.version,
             os.getpid(),
             uptime_ms,
@@ -160,6 +164,7 @@ class Overview:
                 for worker in self.roster.workers.values()
             ),
             await self._entries(),
+            **standbys,
         )
 
 

@@ -14,7 +14,7 @@ from mooncake_store.client import patience
 from mooncake_store.errors import NoSpaceError, NotFoundError, StoreError, UnavailableError
 from mooncake_store.journal.ring_file import remove_rings
 from mooncake_store.wire.shard import FETCH_HAULS, FETCH_TASKS, REMOVE, FetchTasks
-from mooncake_store.wire.standby import HAND_OVER, PROMOTE, HandOver, PromoteRequest
+from mooncake_store.wire.standby import HAND_OVER, PROMOTE, SHIPPING, HandOver, PromoteRequest
 from tests.client.test_follow import Mirror, digests_of
 from tests.master.wires import ClusterWire
 from tests.processes import stopped
@@ -317,7 +317,7 @@ LATER = "tests.standby.later"
 def test_a_standby_that_keeps_other_journals_is_refused_and_says_so(pool):
     pool.lead(*QUICK)
     pool.follow(*QUICK, version=(LATER, "journal"))
-    said = "the standby keeps journals of version 2, this master of 1"
+    said = f"the standby asks for journals of version {SHIPPING + 1}, this master has them of"
     until(lambda: said in pool.status().shards[0].why)
     assert f"is not copied as a whole: {said}" in pool.status().lacking
     assert "start the standby with the version of its leader" in pool.status().lacking
