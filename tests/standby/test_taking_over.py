@@ -379,7 +379,7 @@ def test_a_leader_hands_over_and_nobody_who_uses_the_pool_notices(pool, shards):
         using.join()
     assert not failed
     led = pool.take_over()
-    until(lambda: led.status().ready)
+    until(lambda: led.exists_many(early + late).all())
     assert_there(led, early + late)
 
 
