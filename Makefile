@@ -2,12 +2,13 @@
 PY := .venv/bin/python
 SEED ?= 1
 MINUTES ?= 10
+PREVIOUS ?= HEAD~1
 # Many images set it: each of the hundreds of processes below would compile all it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store chaos clean
 .PHONY: predictions test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma
-.PHONY: test-compat test-serving soak-serving soak-reboot soak-standby
+.PHONY: test-compat test-serving soak-serving soak-reboot soak-standby upgrade
 .PHONY: overload conversations vllm-routing
 
 help:            ## this list
@@ -48,6 +49,7 @@ docs: setup      ## write anew what is generated: docs/reference, the asyncio cl
 	@$(PY) scripts/cli_reference.py
 	@$(PY) scripts/store_reference.py
 	@$(PY) scripts/async_client.py
+	@$(PY) scripts/wire_promises.py
 
 test-gpu: setup-test ## device memory on a real CUDA device; skips with a reason where none is
 	@$(PY) -m pytest -n 0 -m gpu tests/transfer tests/serving tests/vllm
@@ -70,6 +72,9 @@ soak-reboot: setup ## a host that is started anew, with a million objects on its
 
 soak-standby: setup ## a leader and its standby, killed and promoted, for MINUTES (10)
 	@$(PY) -m tests.soak.standbys --minutes $(MINUTES) --seed $(SEED)
+
+upgrade: setup   ## a pool of PREVIOUS (HEAD~1) that is upgraded under load, and back
+	@$(PY) -m tests.soak.upgrade --previous $(PREVIOUS) --seed $(SEED)
 
 soak-serving: setup-test ## workers of a serving system, killed 20 times under load
 	@$(PY) -m tests.soak.serving --kills 20 --seed $(SEED)

@@ -17,10 +17,17 @@ CALL_S = 60.0
 @command(
     ("mooncake promote 10.0.0.6:50051 --check", "how its copy stands; ends with 4 if it could not"),
     ("mooncake promote 10.0.0.6:50051", "let it lead, when its leader is gone for good"),
+    ("mooncake promote 10.0.0.6:50051 --hand-over", "end its leader, and let it lead, by plan"),
 )
 def promote(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the standby listens.")],
     check: Annotated[bool, typer.Option("--check", help="Change nothing.")] = False,
+    hand_over: Annotated[
+        bool,
+        typer.Option(
+            "--hand-over", help="Have its leader end first, which then leads nothing any more."
+        ),
+    ] = False,
     secret_file: SecretOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -41,7 +48,7 @@ def promote(
             found = STANDBY.reply.unpack(connection.call(STANDBY, body, timeout_s=CALL_S))
             emit(_value(found), as_json=as_json, human=lambda: _drawn(found))
             return ExitCode.UNAVAILABLE if found.lacking else ExitCode.OK
-        body = PROMOTE.request.pack(PromoteRequest())
+        body = PROMOTE.request.pack(PromoteRequest(hand_over))
         lost = PROMOTE.reply.unpack(connection.call(PROMOTE, body, timeout_s=CALL_S)).lost_words
     emit(
         {"promoted": True, "lost_words": lost},

@@ -79,6 +79,10 @@ def _told(found: "Found") -> str:
         "mooncake worker --name w1 --segment 16GiB",
         "killed and started again, it has its memory, and what lies there, as before",
     ),
+    (
+        "mooncake worker --name w1 --segment 16GiB --take-over",
+        "in place of the one that runs, as when that is upgraded",
+    ),
     ("mooncake worker --clean", "remove the memory of workers that were killed and do not return"),
     ("mooncake worker --drain 60s", "move everything away before leaving"),
 )
@@ -102,13 +106,21 @@ def worker(
             "and end.",
         ),
     ] = False,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="Once this one is loaded, end the run of its --name, and go on with the memory.",
+        ),
+    ] = False,
     file: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Lend memory to a pool until SIGTERM or Ctrl-C.
 
-    Memory is kept until the leases of readers have ended. Each option but --drain and --clean can
-    also stand in a file or the environment: see `mooncake config show --program worker`.
+    Memory is kept until the leases of readers have ended. Each option but --drain, --clean and
+    --take-over can also stand in a file or the environment: see
+    `mooncake config show --program worker`.
     """
     if clean:
         _clean(_lent(given), file, as_json=as_json)
@@ -126,4 +138,10 @@ def worker(
         emit({"ready": True, **facts}, as_json=as_json, human=lambda: _sentence(facts))
         sys.stdout.flush()
 
-    run_worker(settings, secret, ready, end=lambda worker: worker.stop(drain_s=drain_s))
+    run_worker(
+        settings,
+        secret,
+        ready,
+        end=lambda worker: worker.stop(drain_s=drain_s),
+        take_over=take_over,
+    )

@@ -95,7 +95,9 @@ class AnswerTable:
         answering = self._answering.get(frame.opcode)
         return None if answering is None else answering(peer, frame)
 
-    def _all(self, entry: _Entry, peer: Peer, frame: Frame) -> Reply | Awaitable[Reply]:
+    def _all(
+        self, entry: _Entry, peer: Peer, frame: Frame, *, patient: bool = True
+    ) -> Reply | Awaitable[Reply]:
         """All that can be declared, in order."""
         declaration = entry.declaration
         request = entry.unpack(frame.body)
@@ -108,9 +110,11 @@ class AnswerTable:
                 try:
                     keeper.check()
                 except UnavailableError:
-                    if declaration.idle is None:
+                    if declaration.idle is not None:
+                        return _packed(entry, declaration.idle)
+                    if not (patient and keeper.replicates and keeper.counting.attendance.may_come):
                         raise
-                    return _packed(entry, declaration.idle)
+                    return self._once_followed(entry, peer, frame, keeper)
         if declaration.keys:
             self._site.keys += len(getattr(request, declaration.keys))
         for column in declaration.routed:
@@ -127,6 +131,18 @@ class AnswerTable:
         if keeper is not None and keeper.waits:
             return _when_kept(keeper, reply)
         return reply
+
+    async def _once_followed(
+        self, entry: _Entry, peer: Peer, frame: Frame, keeper: Keeper
+    ) -> Reply:
+        """Answer when a standby follows again; refuse where none has come in time.
+
+        A caller that does not wait as long hears nothing, and may ask again.
+        """
+        await keeper.counting.attendance.wait()
+        self._site.check_led()
+        reply = self._all(entry, peer, frame, patient=False)
+        return await reply if isinstance(reply, Awaitable) else reply
 
 
 def _asking(site: Site, entry: _Entry) -> Callable[[Peer, Frame], bytes] | None:

@@ -89,7 +89,7 @@ class Cluster:
     def handlers(self) -> dict[Operation[Any, Any], Callable[[Connection, Any], Any]]:
         """What answers each request for segments and workers."""
         return {
-            wire.MAP: lambda *asked: self._known.cluster_map(*asked),
+            wire.MAP: lambda *asked: self._known.map_for(*asked),
             wire.MOUNT: lambda _, request: self._begin_mount(request),
             wire.UNMOUNT: lambda _, request: self._apart(self._unmount(request)),
             wire.SEGMENTS: lambda _, request: self._known.list_segments(request),

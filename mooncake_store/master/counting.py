@@ -15,6 +15,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from mooncake_store.master.attendance import Attendance
 from mooncake_store.master.kept_files import unusable, write_whole
 from transfer_engine.errors import ConfigError, UnavailableError
 
@@ -111,6 +112,8 @@ class Counting:
         """When it was heard last, or from when on it could have been."""
         self.exact = False
         """Whether it was told that it has all that was answered: then nothing is without it."""
+        self.attendance = Attendance()
+        """How long it is waited for while it does not."""
         self._held = 0
 
     def elect(self, counted: Counted) -> None:
@@ -178,13 +181,16 @@ class Counting:
                 raise unusable(self._folder, error) from error
             self.counted = counted
             self.followed, self.exact, self._held = False, False, 0
+            self.attendance.leave()
             self.heard_ns = time.monotonic_ns()
         if not self.needed:
+            self.attendance.come()
             self._on_held(_ALL)
 
     def heard(self, position: int) -> None:
         """Hear up to where the standby that counts has all."""
         self.followed = True
+        self.attendance.come()
         if position > self._held:
             self._held = position
             self._on_held(position)
@@ -192,3 +198,4 @@ class Counting:
     def left(self) -> None:
         """Hear that it is gone."""
         self.followed, self.heard_ns = False, time.monotonic_ns()
+        self.attendance.leave()

@@ -6,9 +6,11 @@ for them; all segments, and the health of the cluster, cost a round trip to the 
 
 from __future__ import annotations
 
+import asyncio
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from mooncake_store.core.records import SegmentState, Tier
 from mooncake_store.identity import secret_of
@@ -17,6 +19,8 @@ from mooncake_store.wire import cluster as wire
 from transfer_engine.rpc.address import Address
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from mooncake_store.master.all_shards import AllShards
     from mooncake_store.master.lineage import Lineage
     from mooncake_store.master.liveness import Liveness
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ClusterFacts", "Overview"]
 
+MOUNTED_S = 1.0
+"""How long workers that look for a master take to mount, and more."""
+LOOK_S = 0.005
 WILDCARDS = ("0.0.0.0", "::")
 
 
@@ -61,6 +68,33 @@ class Overview:
     shards: AllShards
     liveness: Liveness
     standbys: Standbys
+    began: float = field(default_factory=time.monotonic)
+
+    def map_for(
+        self, connection: Connection, request: wire.MapRequest
+    ) -> wire.ClusterMap | Coroutine[Any, Any, wire.ClusterMap]:
+        """Return how the cluster is made up; a client may hear of it a moment later.
+
+        While nothing can be read before its worker has mounted, as behind a standby that was just
+        promoted, all that a client asked for would be a miss.
+        """
+        if request.namespace and self._awaited:
+            return self._map_later(connection, request)
+        return self.cluster_map(connection, request)
+
+    async def _map_later(self, connection: Connection, request: wire.MapRequest) -> wire.ClusterMap:
+        while True:
+            if not self._awaited:
+                return self.cluster_map(connection, request)
+            await asyncio.sleep(LOOK_S)
+
+    @property
+    def _awaited(self) -> bool:
+        """Whether a worker of the run before is to mount within moments."""
+        if not self.lineage.moved or time.monotonic() > self.began + MOUNTED_S:
+            return False
+        workers = self.roster.workers.values()
+        return any(worker.state == "alive" and not worker.met for worker in workers)
 
     def cluster_map(self, connection: Connection, request: wire.MapRequest) -> wire.ClusterMap:
         """Return how the cluster is made up, as this peer reaches it."""

@@ -179,9 +179,9 @@ async def _lead_once(
             settle_garbage_collection()
         else:
             master.loading.add_done_callback(lambda _: settle_garbage_collection())
-        ends: set[asyncio.Future[Any]] = {ending, master.failed, master.split}
+        ends: set[asyncio.Future[Any]] = {ending, master.failed, master.split, master.handed_over}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        log.info("stopping")
+        log.info("a standby leads from here on" if master.handed_over.done() else "stopping")
     finally:
         if config.port_file:
             remove_port_file(config.port_file)

@@ -34,12 +34,13 @@ from mooncake_store.master.cluster import Cluster
 from mooncake_store.master.cluster_service import ClusterService
 from mooncake_store.master.farm import Farm
 from mooncake_store.master.guest_rounds import GuestRounds
+from mooncake_store.master.handing_over import check_handed_over, note_handed_over
 from mooncake_store.master.hosts import Hosts, OwnFacts
 from mooncake_store.master.liveness import Liveness
 from mooncake_store.master.moving import Moves
 from mooncake_store.master.overview import ClusterFacts
 from mooncake_store.master.registers import RegisterFile
-from mooncake_store.master.rest import rest
+from mooncake_store.master.rest import go_on, rest
 from mooncake_store.master.seats import MASTER, Seats
 from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.site import ShardPlace
@@ -50,6 +51,7 @@ from mooncake_store.master.supervisor import Ahead, Supervisor
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire.cluster import CLUSTER
 from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, SPLIT, STAY, SplitBegun
+from mooncake_store.wire.standby import HAND_OVER, HandingOver
 from transfer_engine.errors import UnavailableError
 from transfer_engine.rpc.server import Server
 
@@ -62,12 +64,16 @@ if TYPE_CHECKING:
     from mooncake_store.master.shard_service import ShardService
     from mooncake_store.master.standbys import Election
     from mooncake_store.wire.hosts import Split
+    from mooncake_store.wire.standby import HandOver
     from transfer_engine.rpc.address import Address
 
 __all__ = ["Addresses", "Master"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+RESTING_S = 10.0
+"""How long a master that is to hand over waits for its standby to have all, before it leads on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,9 @@ class Master:
         self._may_split = may_split
         self._told = told
         self.split: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.handed_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Ends when a standby is to lead in place of this one, which has to be stopped."""
+        self._resting: asyncio.Task[None] | None = None
         self.config = config
         self.epoch = time.time_ns()
         self._secret = secret
@@ -144,6 +153,8 @@ class Master:
             self._servers.append(server)
             address = await server.listen(config.host, config.port, insecure=config.insecure)
             state = self._state = StateDirectory.of(config)
+            if state.path is not None:
+                check_handed_over(state.path)
             registers = RegisterFile(state.path)
             self._count_shards(registers, state)
             config = self.config
@@ -230,6 +241,7 @@ class Master:
                 HOSTS: lambda _: hosts.list(),
                 MOVE: moves.begin,
                 SPLIT: self._split,
+                HAND_OVER: self._hand_over,
             }
         )
         hosts.open(
@@ -271,6 +283,43 @@ class Master:
             if not self.split.done():
                 self.split.set_result(request.factor)
         return SplitBegun(count)
+
+    async def _hand_over(self, request: HandOver) -> HandingOver:
+        """Bring all shards to rest, and once a standby has all of them, end for good."""
+        if request.done:
+            if self._resting is None or self._resting.done() or self._state is None:
+                raise UnavailableError(
+                    "this master has gone on since it was to hand over",
+                    operation=HAND_OVER.name,
+                    advice=f"ask once more; the standby has to have all within {RESTING_S:g} s",
+                )
+            self._resting.cancel()
+            assert self._state.path is not None
+            assert self._cluster is not None
+            await asyncio.to_thread(note_handed_over, self._state.path, self._cluster.run)
+            self.handed_over.set_result(None)
+            return HandingOver()
+        refusal = ""
+        if self._standbys.fence is not None:
+            refusal = "leaders of this pool are elected"
+        elif set(self._seats.owned_by(MASTER)) != set(range(len(self._seats))):
+            refusal = "some of its shards lead on other hosts"
+        if refusal or self.split.done():
+            raise UnavailableError(
+                refusal or "its shards are being split",
+                operation=HAND_OVER.name,
+                advice="stop it, and see whether another one is to be promoted",
+            )
+        await rest(self._seats)
+        if self._resting is not None:
+            self._resting.cancel()
+        self._resting = asyncio.ensure_future(self._go_on_later())
+        return HandingOver()
+
+    async def _go_on_later(self) -> None:
+        """Lead on, where nobody has taken over in time."""
+        await asyncio.sleep(RESTING_S)
+        await go_on(self._seats)
 
     def _new_liveness(self, cluster: Cluster) -> Liveness:
         loop = asyncio.get_running_loop()
@@ -341,8 +390,9 @@ class Master:
     async def stop(self, grace_s: float = 5.0) -> None:
         """Accept no more, answer what was read, end threads and processes within `grace_s`."""
         deadline = time.monotonic() + grace_s
-        if self._rounds is not None:
-            self._rounds.cancel()
+        for each in (self._rounds, self._resting):
+            if each is not None:
+                each.cancel()
         # First those who wait for something, or they would hold the end up.
         if self._service is not None:
             self._service.stop()

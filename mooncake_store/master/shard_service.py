@@ -86,6 +86,8 @@ class ShardService:
             self._timer = None
         self.site.puts.give_up()
         self.site.followers.give_up()
+        if self.site.keeper is not None:
+            self.site.keeper.counting.attendance.give_up()
         self.shipping.give_up()
 
     def close(self) -> None:
@@ -123,9 +125,8 @@ class ShardService:
         if self._fence is not None:
             self._fence.check()
         self.site.requests += 1
-        if self.site.yielded and frame.opcode != JOURNAL.opcode:
-            # As if it could not be reached: nothing of it was done, so it may be asked elsewhere.
-            raise UnavailableError("this shard is moving to another host", operation=wire.OPEN.name)
+        if frame.opcode != JOURNAL.opcode:
+            self.site.check_led()
         peer = connection.context
         if peer is None:
             if frame.opcode == JOURNAL.opcode:  # a standby is no client

@@ -46,6 +46,7 @@ __all__ = ["Shipping"]
 log = logging.getLogger(__name__)
 
 STANDBYS_MAX = 8
+CLAIM_S = 0.05
 _NONE: NDArray[np.int64] = np.empty(0, np.int64)
 
 
@@ -216,7 +217,10 @@ class Shipping:
             and told == self._exact(standby, keeper)
         ):
             standby.idle = True
-            await self._news(keeper, position, wait_ms / 1000)
+            # Until one counts it is asked soon again which one: the first shard may know by then.
+            undecided = keeper.replicates and not counting.counted.number
+            wait_s = min(wait_ms / 1000, CLAIM_S) if undecided else wait_ms / 1000
+            await self._news(keeper, position, wait_s)
             standby.idle, standby.heard_ns = False, time.monotonic_ns()
         if standby.runs and not _covers(standby.runs, position):
             standby.runs = []

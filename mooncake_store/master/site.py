@@ -13,7 +13,7 @@ from mooncake_store.master.clients import Clients
 from mooncake_store.master.pending import EventQueue, PutQueue
 from mooncake_store.units import MILLISECOND_NS, SECOND_NS
 from mooncake_store.wire import shard as wire
-from transfer_engine.errors import RemoteProtocolError
+from transfer_engine.errors import RemoteProtocolError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,6 +105,14 @@ class Site:
                     f"{self.place.shard} of {self.place.shards}",
                     advice="ask the master for its map again",
                 )
+
+    def check_led(self) -> None:
+        """Raise UnavailableError while nobody but standbys is answered.
+
+        As if it could not be reached: nothing of it was done, so it may be asked elsewhere.
+        """
+        if self.yielded:
+            raise UnavailableError("this shard is moving to another host", operation=wire.OPEN.name)
 
     def lease_ns(self, ttl_ms: int) -> int:
         """How long a lease lasts that is asked for with this."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mooncake_store.master.registers import REGISTERS as REGISTERS_FILE
+from mooncake_store.master.registers import VERSION as REGISTERS_VERSION
 from mooncake_store.master.registers import (
     RegisterFile,
     Registers,
@@ -30,14 +31,21 @@ from mooncake_store.program.logs import StateLog
 from mooncake_store.wire.cluster import CLUSTER
 from mooncake_store.wire.shard import SHARD
 from mooncake_store.wire.standby import (
+    HAND_OVER,
     JOURNAL,
     REGISTERS,
     SHIPPING,
     CopiedShard,
+    HandOver,
     RegistersReply,
     RegistersRequest,
 )
-from transfer_engine.errors import ConfigError, RemoteProtocolError, StoreError
+from transfer_engine.errors import (
+    ConfigError,
+    RemoteProtocolError,
+    StoreError,
+    UnavailableError,
+)
 from transfer_engine.lasting import LastingThread
 from transfer_engine.rpc.blocking import BlockingConnection
 from transfer_engine.wire.handshake import Identity
@@ -59,6 +67,10 @@ CALL_S = 5.0
 CONNECT_S = 3.0
 RETRY_S = 0.5
 _MS = 1_000_000
+
+
+class _Versioned(msgspec.Struct):
+    version: int = 0
 
 
 class Follower(abc.ABC):
@@ -210,6 +222,21 @@ class RegistersFollower(Follower):
         if news:
             self._on_news()
 
+    def ask_to_end(self, *, done: bool) -> None:
+        """Have the leader rest, or end once that is `done`. Raises StoreError."""
+        request = HAND_OVER.request.pack(HandOver(done))
+        with BlockingConnection.connect(
+            self._leader, CLUSTER, secret=self._secret, timeout_s=CONNECT_S
+        ) as connection:
+            try:
+                connection.call(HAND_OVER, request, timeout_s=CALL_S)
+            except RemoteProtocolError as error:
+                raise UnavailableError(
+                    f"its leader hands nothing over: {error.what}",
+                    advice="it may be of an earlier version: stop it, and promote this standby "
+                    "without --hand-over",
+                ) from error
+
     def look(self) -> str:
         """Ask this moment whether the leader is there; return what then stands against another."""
         try:
@@ -223,6 +250,13 @@ class RegistersFollower(Follower):
     def _write(self, reply: RegistersReply) -> None:
         """Write what came, unless it is about contents that are not those of the copy."""
         try:
+            version = msgspec.json.decode(reply.content, type=_Versioned).version
+            if version > REGISTERS_VERSION:
+                raise ConfigError(
+                    f"the master at {self._leader} keeps registers of version {version}, this "
+                    f"standby reads up to {REGISTERS_VERSION}",
+                    advice="start the standby with the version of its leader, or a later one",
+                )
             registers = msgspec.json.decode(reply.content, type=Registers)
             check_registers(registers)
         except (msgspec.MsgspecError, ValueError) as error:
@@ -278,7 +312,9 @@ class ShardFollower(Follower):
         state = mirror.state
         if state == "following" and not self.connected:
             state = "cut off"
-        why = mirror.told if state in ("copying", "failing") else self.why
+        why = self.why
+        if state == "failing" or (state == "copying" and not why):
+            why = mirror.told
         return CopiedShard(
             state, mirror.position, mirror.head, self.silent_ms, why, mirror.objects, mirror.exact
         )

@@ -56,6 +56,9 @@ __all__ = ["Desk", "Standby", "follow_until_promoted", "number_of", "state_path"
 
 log = logging.getLogger(__name__)
 
+LOOK_S = 0.01
+ALL_S, ENDED_S = 5.0, 15.0
+"""How long the last words of a leader that hands over may take to come, and it to end."""
 NUMBER = "standby.number"
 """The file with it."""
 _ELSEWHERE = CopiedShard("elsewhere", 0, 0, 0, "another host leads it")
@@ -83,6 +86,7 @@ class Standby:
         self._number = 0
         self._shards: dict[int, ShardFollower] = {}
         self._following: asyncio.Task[None] | None = None
+        self._handed_over = False
 
     @property
     def shards(self) -> int:
@@ -152,7 +156,10 @@ class Standby:
 
     async def _leave(self, follower: ShardFollower) -> None:
         await asyncio.to_thread(follower.stop)
-        await asyncio.to_thread(follower.mirror.close)
+        mirror = follower.mirror
+        if self._handed_over and mirror.all_there and mirror.held:  # not closed before
+            mirror.hand_over()
+        await asyncio.to_thread(mirror.close)
 
     def status(self) -> StandbyStatus:
         """Return how the copy stands."""
@@ -176,10 +183,32 @@ class Standby:
             return f"shard {number} is not copied yet"
         for number, shard in sorted(self._shards.items()):
             if shard.mirror.state != "following":
-                return f"shard {number} is not copied as a whole: {shard.mirror.told}"
+                return f"shard {number} is not copied as a whole: {shard.status().why}"
         if any(each.connected for each in (self._registers, *self._shards.values())):
             return f"its leader {self.leader} answers: stop that first"
         return ""
+
+    async def hand_over(self) -> None:
+        """Have the leader end when this copy has all of it, and wait until it has.
+
+        Raises StoreError where it goes on leading.
+        """
+        if self._wanted() != self._shards.keys() or not self._shards:
+            raise UnavailableError(
+                f"this standby has no whole copy: {self._lacking()}", operation="promote"
+            )
+        await asyncio.to_thread(self._registers.ask_to_end, done=False)
+        mirrors = [shard.mirror for shard in self._shards.values()]
+        await _until(lambda: all(m.all_there and m.state == "following" for m in mirrors), ALL_S)
+        if not all(mirror.all_there for mirror in mirrors):
+            raise UnavailableError(
+                "this standby did not come to have all in time; its leader goes on",
+                operation="promote",
+                advice="see `mooncake promote --check`",
+            )
+        await asyncio.to_thread(self._registers.ask_to_end, done=True)
+        self._handed_over = True
+        await _until(lambda: not self._lacking(), ENDED_S)
 
     async def promote(self) -> int:
         """Follow no more; return how many words its leader was ahead when it was heard last."""
@@ -251,7 +280,7 @@ class Desk:
     def handle(self, connection: Connection, frame: Frame) -> Reply | Awaitable[Reply]:
         """Answer one request."""
         operation = wire.CLUSTER.by_opcode[frame.opcode]
-        operation.request.unpack(frame.body)
+        request = operation.request.unpack(frame.body)
         if operation is STANDBY:
             return _packed(operation, self._standby.status())
         if operation is PROMOTE:
@@ -261,7 +290,7 @@ class Desk:
                     operation=PROMOTE.name,
                     advice="connect with the shared secret itself",
                 )
-            return self._promote()
+            return self._promote(hand_over=request.hand_over)
         if operation is wire.STATUS:
             uptime_ms = int((time.monotonic() - self._started) * 1000)
             return _packed(
@@ -276,11 +305,13 @@ class Desk:
             else "ask that; `mooncake promote` lets this one lead when that is gone",
         )
 
-    async def _promote(self) -> bytes:
+    async def _promote(self, *, hand_over: bool) -> bytes:
         if self._elected:
             raise UnavailableError(
                 "leaders of this pool are elected", advice="stop the one that leads"
             )
+        if hand_over:
+            await self._standby.hand_over()
         lost = await self._standby.promote()
         if not self.promoted.done():
             self.promoted.set_result(None)
@@ -290,6 +321,15 @@ class Desk:
 def _packed(operation: Any, answer: Any) -> bytes:
     body: bytes = operation.reply.pack(answer)
     return body
+
+
+async def _until(condition: Callable[[], bool], timeout_s: float) -> None:
+    """Return when something is so, or that time has passed."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        if condition() or time.monotonic() > deadline:
+            return
+        await asyncio.sleep(LOOK_S)
 
 
 async def _first_of(*ends: asyncio.Future[Any]) -> None:

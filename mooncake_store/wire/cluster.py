@@ -17,6 +17,7 @@ from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, SPLIT, STAY, Y
 from mooncake_store.wire.standby import (
     COUNT,
     DROP,
+    HAND_OVER,
     PROMOTE,
     REGISTERS,
     STANDBY,
@@ -299,7 +300,7 @@ CLUSTER = Registry(
     "mooncake",
     [
         MAP, MOUNT, UNMOUNT, SEGMENTS, STATUS, DRAIN, DRAIN_STATUS,
-        REGISTERS, STANDBY, PROMOTE, DROP, JOIN, SERVING, STAY, HOSTS, MOVE, SPLIT,
+        REGISTERS, STANDBY, PROMOTE, DROP, JOIN, SERVING, STAY, HOSTS, MOVE, SPLIT, HAND_OVER,
     ],
 )  # fmt: skip
 LIVENESS = Registry("mooncake-liveness", [PING])

@@ -5,6 +5,8 @@ A standby holds what the journals of its leader say, word for word. So of a shar
 it asks for the registers (`REGISTERS`). Both wait for news. They are for whoever knows the secret
 itself: a journal holds the names of all objects of all namespaces.
 
+`STANDBY` and `PROMOTE` are answered by a standby, at the address where it leads once promoted.
+`HAND_OVER` is what it asks of its leader where it is to take its place in good order.
 `STANDBY` and `PROMOTE` are answered by a standby, at the address where it leads once promoted. A
 leader lets changes wait for another one when it is told to (`DROP`); it says so to its shards with
 `COUNT`, and hears from them who follows (`STANDBYS`).
@@ -29,6 +31,9 @@ __all__ = [
     "STANDBYS",
     "WORDS_MAX",
     "CopiedShard",
+    "HAND_OVER",
+    "HandOver",
+    "HandingOver",
     "Count",
     "Drop",
     "Dropped",
@@ -114,11 +119,25 @@ class StandbyStatus(msgspec.Struct, frozen=True, array_like=True, tag="standby")
 class PromoteRequest(msgspec.Struct, frozen=True, array_like=True, tag="promote"):
     """Makes a standby the master. Refused while it hears its leader: then there would be two."""
 
+    hand_over: bool = False
+    """Its leader is asked to end first."""
+
 
 class Promoted(msgspec.Struct, frozen=True, array_like=True, tag="promoted"):
     """It leads from now on; the words that it lacks, as far as it had heard of them, are lost."""
 
     lost_words: int
+
+
+class HandOver(msgspec.Struct, frozen=True, array_like=True, tag="handover"):
+    """Has a master answer nobody but its standbys, for a while, so that one comes to have all."""
+
+    done: bool = False
+    """It has; the master is to end, and to lead nothing any more."""
+
+
+class HandingOver(msgspec.Struct, frozen=True, array_like=True, tag="handing"):
+    """It does so."""
 
 
 class StandbyEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -246,6 +265,9 @@ STANDBY = Operation(
     "standby", 0x4B, Cold(StandbyRequest), Cold(StandbyStatus), "how the copy of a standby stands"
 )
 PROMOTE = Operation("promote", 0x4C, Cold(PromoteRequest), Cold(Promoted), "lets a standby lead")
+HAND_OVER = Operation(
+    "hand_over", 0x5D, Cold(HandOver), Cold(HandingOver), "ends a master so that a standby leads"
+)
 DROP = Operation(
     "drop", 0x49, Cold(Drop), Cold(Dropped), "lets changes wait no more for a standby that is gone"
 )

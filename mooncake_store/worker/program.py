@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mooncake_store.program import kernels
 from mooncake_store.program.garbage_collection import settle_garbage_collection
 from mooncake_store.program.port_file import remove_port_file, write_port_file
+from mooncake_store.worker.relieving import relieve
 from mooncake_store.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -31,10 +32,11 @@ def run_worker(
     *,
     end: Callable[[Worker], object] = Worker.stop,
     parent: Parent | None = None,
+    take_over: bool = False,
 ) -> None:
     """Run a worker on the main thread until SIGTERM, SIGINT, or the end of its parent.
 
-    `end` says how it ends then.
+    `end` says how it ends then. With `take_over` a run of its name that still goes is ended first.
     """
     kernels.forget_stale_caches()
     # Not a lock: the kernel may hand a signal to any thread (one that is just starting or ending,
@@ -44,6 +46,8 @@ def run_worker(
     if parent is not None:
         parent.watch(lambda: os.write(asked, b"."))
     worker = Worker(config, secret=secret)
+    if take_over:
+        relieve(config)
     worker.start()
     # Not earlier: while it waits for its master nothing needs an orderly end.
     signal.set_wakeup_fd(asked)

@@ -4,12 +4,16 @@ import os
 import re
 import signal
 
+import msgspec
 import numpy as np
 import pytest
 
 from mooncake_store import Client, LocalCluster
 from mooncake_store.config.settings import WorkerConfig, load
-from mooncake_store.errors import UnavailableError
+from mooncake_store.errors import ConfigError, UnavailableError
+from mooncake_store.worker.keeping import Record, lock_record
+from mooncake_store.worker.memory_files import RECORD, base_of
+from mooncake_store.worker.relieving import relieve
 from mooncake_store.worker.worker import Worker
 from tests.master.test_programs import MASTER, ready
 from tests.master.wires import ClusterWire
@@ -72,6 +76,46 @@ def test_objects_are_there_when_a_worker_is_killed_and_started_again(start_progr
     assert list(folder.iterdir()) == []
     master.signal(signal.SIGTERM)
     assert master.wait() == 0
+
+
+def test_a_run_takes_over_from_the_one_that_goes(start_program, folder, values):
+    """Loaded first, it is there moments after the other has ended."""
+    master = start_program(*MASTER, "--port", 0, "--json", "--client-ttl", "600s")
+    address = ready(master)["address"]
+    command = (
+        "-m", "mooncake_store", "worker", "--master", address, "--name", "w", "--memory", folder,
+        "--segment", "24MiB", "--json", "--take-over",
+    )  # fmt: skip
+    worker = start_program(*command)  # from nobody
+    facts = ready(worker)
+    with Client(f"mooncake://{address}/default") as client:
+        for key, value in values.items():
+            client.put(key, value)
+        again = start_program(*command)
+        assert ready(again)["segments"] == facts["segments"]
+        assert worker.wait() == -signal.SIGKILL
+        assert {key: client.get(key) for key in values} == values
+    again.signal(signal.SIGTERM)
+    assert again.wait() == 0
+    assert list(folder.iterdir()) == []
+
+
+def test_nobody_is_ended_but_who_holds_the_memory(start_program, folder):
+    """The record may name a process of another container, whose number another one has here."""
+    bystander = start_program("-c", "import time; print('up', flush=True); time.sleep(1000)")
+    bystander.wait_for_line("up")
+    path = folder / (base_of("w") + RECORD)
+    lock = lock_record(str(path))
+    record = Record(1, "cluster", "w", "00" * 16, 1, "boot", bystander.process.pid)
+    path.write_bytes(msgspec.json.encode(record))
+    config = load(WorkerConfig, overrides={"name": "w", "memory": str(folder)}).value
+    with pytest.raises(ConfigError, match="is not a process of this user here"):
+        relieve(config)
+    assert bystander.process.poll() is None
+    os.close(lock)
+    relieve(config)  # whoever it was has ended by now
+    with pytest.raises(ConfigError, match="nothing to take over"):
+        relieve(load(WorkerConfig).value)
 
 
 def test_who_looks_at_memory_goes_on_while_its_worker_is_replaced(folder, values):

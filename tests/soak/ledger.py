@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,7 @@ from tests.soak.board import Board
 from tests.soak.player import Tally, connected
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 THERE_MAX = 3000
@@ -30,6 +31,8 @@ SIZES = (1, 100, 1000, 4096, 20_000, 65_536)
 PROBE_S = 2.0
 """Deadline of the calls of a probe: it is to see soon that things work again."""
 SAMPLE = 16
+READ, PUT = 0, 1
+"""Kinds of calls."""
 SETTLE_S = 30.0
 """How long all may take to be there at the end, when every process runs."""
 
@@ -56,6 +59,7 @@ class Ledger(Tally):
         self.unsure: dict[int, None] = {}
         self.lost = 0
         self.worst_s = 0.0
+        self.acts = [self.put, self.put, self.get, self.get_ranges, self.remove]
         self._next = 0
         self._turn = threading.Lock()
         self._done = threading.Event()
@@ -66,7 +70,7 @@ class Ledger(Tally):
         probing = threading.Thread(target=self._probe_on, name="probe")
         probing.start()
         while not self.board.over:
-            act = self.random.choice((self.put, self.put, self.get, self.get_ranges, self.remove))
+            act = self.random.choice(self.acts)
             began = time.monotonic()
             try:
                 act()
@@ -101,9 +105,11 @@ class Ledger(Tally):
             self._next += count
             self.unsure.update(dict.fromkeys(keys))
         values = [value_of(key) for key in keys]
-        result = self.client.put_many(
-            [name_of(key) for key in keys], values, hard_pin=True, **options
-        )
+        with self.timed(PUT, count) as missed:
+            result = self.client.put_many(
+                [name_of(key) for key in keys], values, hard_pin=True, **options
+            )
+            missed(len(result.failed))
         for at, key in enumerate(keys):
             if result[at].stored:
                 self.there[key] = None
@@ -115,6 +121,11 @@ class Ledger(Tally):
                 self.board.complain(f"{name_of(key)}, which is new, is {result[at].outcome}")
         return result.ok
 
+    @contextmanager
+    def timed(self, kind: int, asked: int) -> Iterator[Callable[[int], object]]:
+        """Hear of a call: how many objects it was asked for, and how many of them it failed."""
+        yield lambda _missed: None
+
     def get(self) -> None:
         """Read objects whole, of those of which nothing is known as well."""
         keys = self._some(self.there, SAMPLE)
@@ -124,12 +135,14 @@ class Ledger(Tally):
     def _read(self, keys: Sequence[int], *, known: bool = True, **options: float) -> bool:
         if not keys:
             return True
-        result = self.client.get_many([name_of(key) for key in keys], **options)
+        with self.timed(READ, len(keys) * known) as missed:
+            result = self.client.get_many([name_of(key) for key in keys], **options)
+            # What is being removed meanwhile need not be there.
+            missed(sum(keys[at] in self.there for at in result.failed.tolist()))
         for key, value in zip(keys, result.values, strict=True):
             if value is not None and bytes(value) != value_of(key):
                 self.wrong("ledger get", name_of(key), np.frombuffer(value, np.uint8))
         self.counts["ledger get ok"] += len(keys) - len(result.failed)
-        # What is being removed meanwhile need not be there.
         failed = [(keys[at], error) for at, error in result.errors() if keys[at] in self.there]
         for key, error in failed if known else ():
             self._missed("get", key, error)

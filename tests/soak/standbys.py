@@ -33,6 +33,7 @@ from tests.standby.asking import promote, until_copied
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+HERE = Path(__file__).parents[2]
 WORKERS = 2
 TIMES = ("--client-ttl", f"{CLIENT_TTL_S:g}s", "--ping-interval", "500ms")
 
@@ -45,6 +46,8 @@ class Place:
             probe.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{probe.getsockname()[1]}"
         self.state = directory
+        self.tree = HERE
+        """Where the source is of what runs here next."""
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, command: str, *options: str) -> None:
@@ -52,6 +55,7 @@ class Place:
         self._process = start(
             self.state.with_suffix(".log"), command, "--port", self.address.rpartition(":")[2],
             "--state", str(self.state), "--journal", "replicated", *TIMES, *options,
+            tree=self.tree,
         )  # fmt: skip
 
     def lead(self) -> None:
@@ -77,6 +81,18 @@ class Place:
         for each in (pid, *map(int, shards)):
             os.kill(each, number)
 
+    def stop(self) -> None:
+        """End it in good order."""
+        assert self._process is not None
+        self._process.terminate()
+        self.ended()
+
+    def ended(self) -> None:
+        """Return when what runs here has ended in good order."""
+        assert self._process is not None
+        assert self._process.wait() == 0, f"{self.address} did not end in good order"
+        end(self._process)
+
     def kill(self) -> None:
         """End it at once, and its shard processes, which may stand still and notice nothing."""
         if self._process is not None:
@@ -91,12 +107,12 @@ class Place:
         shutil.rmtree(self.state)
 
 
-def start(log: Path, *command: str) -> subprocess.Popen[str]:
-    """Start a program and return when it is ready; what it logs goes to a file."""
+def start(log: Path, *command: str, tree: Path = HERE) -> subprocess.Popen[str]:
+    """Start a program of a source tree and return when it is ready; what it logs goes to a file."""
     with log.open("a") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", "mooncake_store", *command, "--json"],
-            stdout=subprocess.PIPE, stderr=errors, text=True,
+            stdout=subprocess.PIPE, stderr=errors, text=True, cwd=tree,
         )  # fmt: skip
     assert process.stdout is not None
     line = process.stdout.readline()

@@ -50,14 +50,14 @@ def until_copied(address, beyond=0, timeout_s=PATIENCE_S):
     until(copied, timeout_s, "a whole copy")
 
 
-def promote(address, timeout_s=PATIENCE_S):
-    """Let it lead, once it knows that its leader is gone; return the words lost."""
+def promote(address, timeout_s=PATIENCE_S, *, hand_over=False):
+    """Let it lead, once it knows that its leader is gone, or may end; return the words lost."""
     said = ""
 
     def promoted():
         nonlocal said
         try:
-            return 1 + ask(address, PROMOTE, PromoteRequest()).lost_words
+            return 1 + ask(address, PROMOTE, PromoteRequest(hand_over)).lost_words
         except StoreError as error:
             said = str(error)
         return 0

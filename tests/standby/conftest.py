@@ -15,6 +15,7 @@ from tests.standby import asking
 from tests.waiting import until
 
 NAMESPACE = "tests"
+NOW = ("mooncake_store",)
 
 
 class Pool:
@@ -25,15 +26,16 @@ class Pool:
         self._folder = folder
         self.programs: dict[str, Any] = {}
         self.addresses: dict[str, str] = {}
+        self._folders = {name: name for name in ("leader", "standby")}
         self.worker = f"worker-{secrets.token_hex(4)}"
         self._clients: list[Client] = []
         self.replicated = False
 
-    def run(self, name: str, command: str, *options: object, ready: str = "ready") -> Any:
+    def run(self, name: str, command: str, *options: object, version: tuple[str, ...] = NOW) -> Any:
         """Start a program and wait until it says that it is ready."""
-        program = self._start("-m", "mooncake_store", command, "--json", *options)
+        program = self._start("-m", *version, command, "--json", *options)
         self.programs[name] = program
-        facts = json.loads(program.wait_for_line(f'"{ready}"'))
+        facts = json.loads(program.wait_for_line('"ready"'))
         self.addresses[name] = facts["address"]
         return facts
 
@@ -42,10 +44,15 @@ class Pool:
         self.replicated = "replicated" in options
         self.run("leader", "master", "--port", port, "--state", self.state("leader"), *options)
 
-    def follow(self, *options: object, name: str = "standby") -> None:
+    def follow(
+        self, *options: object, name: str = "standby", version: tuple[str, ...] = NOW
+    ) -> None:
         """Start a standby."""
         leader, folder = self.addresses["leader"], self.state(name)
-        self.run(name, "standby", "--of", leader, "--port", 0, "--state", folder, *options)
+        self.run(
+            name, "standby", "--of", leader, "--port", 0, "--state", folder, *options,
+            version=version,
+        )  # fmt: skip
 
     def lend(self, *masters: str) -> None:
         """Start the worker, or let a run of it that was killed go on with another master."""
@@ -60,7 +67,12 @@ class Pool:
 
     def state(self, name: str) -> Path:
         """The state directory of one of them."""
-        return self._folder / name
+        return self._folder / self._folders.get(name, name)
+
+    def change_places(self) -> None:
+        """Call the standby that leads by now the leader, and what led before the standby."""
+        for table in (self.programs, self.addresses, self._folders):
+            table["leader"], table["standby"] = table["standby"], table["leader"]
 
     def kill(self, name: str) -> None:
         """End one of them at once."""

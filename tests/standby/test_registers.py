@@ -11,8 +11,10 @@ from mooncake_store.core.shard import Shard
 from mooncake_store.errors import AuthError, UnavailableError
 from mooncake_store.master.registers import RegisterFile, Registers
 from mooncake_store.wire.standby import (
+    HAND_OVER,
     PROMOTE,
     REGISTERS,
+    HandOver,
     PromoteRequest,
     RegistersRequest,
 )
@@ -67,7 +69,8 @@ async def test_a_master_that_ends_lets_nobody_wait(tmp_path, shards):
 
 
 @pytest.mark.parametrize(
-    ("operation", "request_"), [(REGISTERS, RegistersRequest()), (PROMOTE, PromoteRequest())]
+    ("operation", "request_"),
+    [(REGISTERS, RegistersRequest()), (PROMOTE, PromoteRequest()), (HAND_OVER, HandOver())],
 )
 async def test_readers_are_told_nothing_and_promote_nobody(tmp_path, shards, operation, request_):
     async with Run(tmp_path, shards) as run:

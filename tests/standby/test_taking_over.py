@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import itertools
 import signal
 import threading
 
@@ -10,10 +12,10 @@ import numpy as np
 import pytest
 
 from mooncake_store.client import patience
-from mooncake_store.errors import NotFoundError, StoreError, UnavailableError
+from mooncake_store.errors import NoSpaceError, NotFoundError, StoreError, UnavailableError
 from mooncake_store.journal.ring_file import remove_rings
 from mooncake_store.wire.shard import FETCH_HAULS, FETCH_TASKS, REMOVE, FetchTasks
-from mooncake_store.wire.standby import PROMOTE, PromoteRequest
+from mooncake_store.wire.standby import HAND_OVER, PROMOTE, SHIPPING, HandOver, PromoteRequest
 from tests.client.test_follow import Mirror, digests_of
 from tests.master.wires import ClusterWire
 from tests.processes import stopped
@@ -97,8 +99,8 @@ def test_a_copy_that_may_lack_the_last_words_serves_no_wrong_byte(pool):
     for key, value in zip(last, led.get_many(last).values, strict=True):
         assert value is None or bytes(value) == value_of(key)
     # Who was told of space that these words may have given out is waited for.
-    with pytest.raises(StoreError):
-        led.put("new", b"value", wait_for_space="0s")
+    with pytest.raises(NoSpaceError):
+        led.put("new", b"value", deadline="2s")
 
 
 def test_whoever_was_told_both_addresses_goes_on_by_himself(pool, monkeypatch):
@@ -307,3 +309,137 @@ def test_a_standby_that_falls_behind_the_ring_goes_on_from_files(pool):
     assert_there(led, ["in the end"])
     with pytest.raises(NotFoundError):
         led.get(f"{long}{0:06d}")
+
+
+LATER = "tests.standby.later"
+"""The program in a later version."""
+
+
+def test_a_standby_that_keeps_other_journals_is_refused_and_says_so(pool):
+    pool.lead(*QUICK)
+    pool.follow(*QUICK, version=(LATER, "journal"))
+    said = f"the standby asks for journals of version {SHIPPING + 1}, this master has them of"
+    until(lambda: said in pool.status().shards[0].why)
+    assert f"is not copied as a whole: {said}" in pool.status().lacking
+    assert "start the standby with the version of its leader" in pool.status().lacking
+    pool.programs["standby"].wait_for_line(said)
+    # Started as it is told to, it follows with the same directory.
+    pool.stop("standby")
+    pool.follow(*QUICK)
+    pool.until_copied()
+
+
+def test_a_standby_that_does_not_understand_registers_does_not_start(pool):
+    pool.run("leader", "master", "--port", 0, "--state", pool.state("leader"), *QUICK,
+             version=(LATER, "registers"))  # fmt: skip
+    with pytest.raises(
+        pytest.fail.Exception, match="registers of version 4, this standby reads up to 3"
+    ):
+        pool.follow(*QUICK)
+    assert not pool.state("standby").joinpath("cluster.json").exists()
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_leader_hands_over_and_nobody_who_uses_the_pool_notices(pool, shards):
+    options = (*QUICK, "--journal", "replicated", "--shards", shards)
+    pool.lead(*options)
+    pool.follow(*options)
+    pool.lend("leader", "standby")
+    pool.until_copied()
+    client = pool.client("leader", "standby", deadline=PATIENCE_S)
+    early, late, failed, over = [f"early-{n:05d}" for n in range(500)], [], [], threading.Event()
+    put(client, early)
+
+    def use():
+        try:
+            while not over.is_set():
+                key = f"late-{len(late):06d}"
+                put(client, [key])
+                late.append(key)
+                assert_there(client, [key, early[len(late) % 500]])
+        except (StoreError, AssertionError) as error:
+            failed.append(error)
+
+    using = threading.Thread(target=use)
+    using.start()
+    try:
+        until(lambda: failed or len(late) > 100)
+        assert asking.promote(pool.addresses["standby"], hand_over=True) == 0
+        assert pool.programs["leader"].wait() == 0
+        pool.programs["standby"].wait_for_line('"leads": true')
+        # Whoever starts it again as before would have two.
+        with pytest.raises(pytest.fail.Exception, match="has handed its pool over to a standby"):
+            pool.lead(*options)
+        # As a standby it goes on in the directory that it has.
+        pool.change_places()
+        pool.follow(*options)
+        handed = len(late)
+        until(lambda: failed or len(late) > handed + 100)
+    finally:
+        over.set()
+        using.join()
+    assert not failed
+    led = pool.take_over()
+    until(lambda: led.exists_many(early + late).all())
+    assert_there(led, early + late)
+
+
+def test_behind_a_leader_that_handed_over_leases_are_known(pool):
+    """So a full pool lets go what is coldest, and not what was put since, for minutes."""
+    options = (*QUICK, "--journal", "replicated", "--default-lease-ttl", "1s")
+    pool.lead(*options)
+    pool.follow(*options)
+    pool.lend("leader", "standby")
+    pool.until_copied()
+    client = pool.client("leader", "standby", deadline=PATIENCE_S)
+    before, after = [f"before-{n:03d}" for n in range(100)], itertools.count()
+    for key in before:
+        client.put(key, key.encode() * 100_000)
+    assert client.get(before[-1]) == before[-1].encode() * 100_000
+    asking.promote(pool.addresses["standby"], hand_over=True)
+    assert pool.programs["leader"].wait() == 0
+    pool.programs["standby"].wait_for_line('"leads": true')
+    pool.change_places()
+    pool.follow(*options)
+
+    def all_left():
+        client.put(f"after-{next(after):05d}", bytes(1_000_000))
+        return not client.exists_many(before).any()
+
+    until(all_left)
+
+
+def test_a_leader_hands_over_at_any_level(pool):
+    """At written nobody waits for a standby; it has all before its leader ends."""
+    pool.lead(*QUICK)
+    pool.follow(*QUICK)
+    pool.lend("leader", "standby")
+    pool.until_copied()
+    client = pool.client("leader", "standby", deadline=PATIENCE_S)
+    put(client, [f"key-{n:05d}" for n in range(2000)])
+    asking.promote(pool.addresses["standby"], hand_over=True)
+    assert pool.programs["leader"].wait() == 0
+    pool.programs["standby"].wait_for_line('"leads": true')
+    assert_there(client, [f"key-{n:05d}" for n in range(2000)])
+    put(client, ["another"])  # into space that is free for certain
+
+
+def test_a_leader_whose_standby_does_not_take_over_leads_on(pool):
+    pool.lead(*QUICK)
+    pool.lend()
+    put(pool.client(), ["one"])
+    # As a standby does that is lost then.
+    asking.ask(pool.addresses["leader"], HAND_OVER, HandOver())
+    with pytest.raises(UnavailableError, match="is moving to another host"):
+        pool.client(connect_timeout="500ms")
+
+    def answered():
+        with contextlib.suppress(UnavailableError):
+            return pool.client(connect_timeout="500ms")
+        return None
+
+    client = until(answered)
+    put(client, ["two"])
+    assert_there(client, ["one", "two"])
+    with pytest.raises(UnavailableError, match="has gone on since it was to hand over"):
+        asking.ask(pool.addresses["leader"], HAND_OVER, HandOver(done=True))

@@ -272,7 +272,11 @@ class FrameDecoder:
             return RemoteProtocolError(f"the peer does not speak this protocol (it sent {start!r})")
         _, version, flags, opcode, length, _, _ = HEADER.unpack(header)
         if opcode not in self._limits:
-            return RemoteProtocolError(f"unknown opcode {opcode:#06x}")
+            return RemoteProtocolError(
+                f"unknown opcode {opcode:#06x}",
+                advice="who sent this may be of a later version than who got it: upgrade masters "
+                "first, then workers, then clients",
+            )
         if length > self._limits[opcode]:
             return RemoteProtocolError(
                 f"a body of {length} bytes exceeds the {self._limits[opcode]} bytes that opcode "

@@ -26,7 +26,7 @@ from transfer_engine.wire.frame import HANDSHAKE_OPCODE_MAX
 from transfer_engine.wire.handshake import REFUSED
 from transfer_engine.wire.schema import Column, Packed
 
-__all__ = ["Layout", "Operation", "Registry", "describe", "render"]
+__all__ = ["Layout", "Operation", "Registry", "describe", "render", "type_name"]
 
 Layout: TypeAlias = Packed | Cold[Any]
 """How a body is laid out."""
@@ -109,7 +109,7 @@ def render(document: str, registry: Registry) -> str:
 def _layout(layout: Layout) -> str:
     if isinstance(layout, Cold):
         fields = ", ".join(
-            f"`{field.encode_name}: {_type_name(field.type)}`"
+            f"`{field.encode_name}: {type_name(field.type)}`"
             for field in msgspec.structs.fields(layout.kind)
         )
         return f"cold `{layout.kind.__struct_config__.tag}`: {fields or 'no fields'}"
@@ -129,7 +129,8 @@ def _column(column: Column) -> str:
     return f"`{column.name}: {column.kind}{width}[{column.rows}]`{bound}"
 
 
-def _type_name(kind: Any) -> str:
+def type_name(kind: Any) -> str:
+    """Return how the type of a field is written."""
     if get_origin(kind) is Annotated:  # its bounds are for the decoder
         kind = get_args(kind)[0]
     return kind.__name__ if isinstance(kind, type) else str(kind)
