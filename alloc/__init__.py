@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from alloc.composite import CompositeAllocator
     from alloc.factory import create_allocator
     from alloc.offset import OffsetAllocator
+    from alloc.share import Share
     from alloc.slab import SlabAllocator
 else:
     from kernel_cache.lazy import names_of
@@ -18,6 +19,7 @@ __all__ = [
     "AllocatorStats",
     "CompositeAllocator",
     "OffsetAllocator",
+    "Share",
     "SlabAllocator",
     "create_allocator",
 ]

@@ -2,12 +2,13 @@
 
 import sys
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mooncake_store.cli.shared.app import JsonOption, command, emit, note
 from mooncake_store.cli.shared.program_options import ConfigOption, begin, setting_options
+from mooncake_store.cli.shared.shards import shards_in
 from mooncake_store.config.settings import MasterConfig
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
         "two namespaces evict their own objects above so many bytes",
     ),
     (
+        "mooncake master --shards 8 --lead 0-3 --host 10.0.0.5 --secret-file secret",
+        "four of eight shards; another host leads the others",
+    ),
+    (
         "mooncake master --host 10.0.0.5 --secret-file secret",
         "for other machines that know the secret",
     ),
@@ -38,6 +43,15 @@ if TYPE_CHECKING:
 def master(
     context: typer.Context,
     given: dict[str, Any],
+    lead: Annotated[
+        str | None,
+        typer.Option(
+            "--lead",
+            metavar="SHARDS",
+            help="Which of its shards lead on this host when the pool begins, such as 0-3; the "
+            "others wait for `mooncake shard serve` on other hosts.",
+        ),
+    ] = None,
     file: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -52,6 +66,7 @@ def master(
 
     flags = _flags_of_the_original(context.args)
     settings, secret = begin(MasterConfig, file, flags.settings | given)
+    shards = None if lead is None else shards_in(lead, settings.shards)
 
     def ready(facts: dict[str, Any]) -> None:
         if control is not None:
@@ -67,7 +82,7 @@ def master(
 
     with ExitStack() as ports:
         control = _open_ports(flags, settings, ports)
-        run_master(settings, secret, ready)
+        run_master(settings, secret, ready, shards=shards)
 
 
 def _flags_of_the_original(arguments: list[str]) -> "Flags":

@@ -4,7 +4,8 @@ A master that is started again is back within moments, mostly with all it held. 
 away ask again, after pauses drawn at random so that many clients do not come at once. A store that
 stays away costs a client RETURN_S once: then calls fail at once, until it is met again. One that
 was never met is not waited for, because its address may be wrong. Where several masters are named,
-another one may be told to lead, which takes whoever tells it longer: TAKEOVER_S.
+another one may be told to lead, which takes whoever tells it longer: TAKEOVER_S. So it does where
+shards lead on several hosts, and one may be on its way to another.
 
 No I/O, and no lock: threads may share it, and what one of them loses to another is a pause.
 """
@@ -38,7 +39,8 @@ class Patience:
     """The patience of one client with its store."""
 
     def __init__(self, *, several: bool = False) -> None:
-        self._several = several
+        self.several = several
+        """Whether another process may answer in place of the one that is away."""
         self._met = False
         self._away_since: float | None = None
 
@@ -54,7 +56,7 @@ class Patience:
         if since is None:
             since = self._away_since = now
         pause_s = random.uniform(*_PAUSES_S)
-        if now + pause_s >= since + (TAKEOVER_S if self._several else RETURN_S):
+        if now + pause_s >= since + (TAKEOVER_S if self.several else RETURN_S):
             self._away_since = -math.inf  # else a shorter pause might fit in once more
             return None
         return pause_s if now + pause_s < until else None

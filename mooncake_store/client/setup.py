@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_store.client.core import Core
 from mooncake_store.client.patience import Patience
-from mooncake_store.client.steps import CLUSTER
+from mooncake_store.client.steps import CLUSTER, ReshardedError
 from mooncake_store.config.settings import load_client
 from mooncake_store.endpoint import host_name, read_secret, split_url
 from mooncake_store.errors import (
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from transfer_engine.wire.frame import Body
     from transfer_engine.wire.registry import Operation
 
-__all__ = ["Setup", "answer_lost", "failed", "load_kernels"]
+__all__ = ["Setup", "answer_lost", "failed", "load_kernels", "resharded"]
 
 CONNECTIONS_MAX = 64
 """Per shard: one for each thread that asks at the same time."""
@@ -73,6 +73,15 @@ def failed(operation: Operation[Any, Any], error: StoreError) -> StoreError:
     if sent and type(error) is PeerLostError and operation.name not in IDEMPOTENT:
         error.advice = "nobody knows whether it was done: look, and ask again if it was not"
     return error
+
+
+def resharded(operation: Operation[Any, Any], shards: int) -> ReshardedError:
+    """Return why a request was not sent that was made for another number of shards."""
+    return ReshardedError(
+        f"the store has {shards} shards by now",
+        operation=operation.name,
+        advice="begin anew: a listing with its first page, who follows with a snapshot",
+    )
 
 
 @functools.cache
@@ -192,8 +201,12 @@ class Setup:
             )
         return found
 
-    def new_map(self, found: ClusterMap, former: list[Address]) -> list[Address] | None:
+    def new_map(
+        self, found: ClusterMap, former: list[Address]
+    ) -> list[tuple[Address, bool]] | None:
         """Where the shards are by a map of the cluster; None if these are those that were there.
+
+        With each goes whether it is where it was, so that its connections may stay.
 
         What is known of the contents is forgotten when these are others.
         """
@@ -206,9 +219,11 @@ class Setup:
             self.core.leases.clear()
             self.core.directory.forget()
         self._life, self._master_run = found.life, found.run
+        self.patience.several = self.masters.several or found.movable
         addresses = [Address.parse(shard) for shard in found.shards]
         if (found.cluster, addresses) == (self._cluster, former):
             return None
+        alike = found.cluster == self._cluster and len(addresses) == len(former)
         self._cluster = found.cluster
         self.core.shards = len(addresses)
-        return addresses
+        return [(address, alike and address == former[at]) for at, address in enumerate(addresses)]

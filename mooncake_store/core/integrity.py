@@ -143,7 +143,7 @@ def _check_space(state: ShardState, live: NDArray[np.int64]) -> None:
         assert (ends[:-1] <= offset[mine][1:]).all(), f"segment {segment_.name}: extents overlap"
         if len(mine):
             assert offset[mine[0]] >= 0, "an extent starts before its segment"
-            assert ends[-1] <= segment_.nbytes, "an extent ends after its segment"
+            assert ends[-1] <= segment_.reach, "an extent ends after its segment"
         if segment_.state != SegmentState.GONE:
             allocations = segment_.allocator.stats().allocations
             assert allocations == len(mine), (

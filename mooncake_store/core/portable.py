@@ -32,7 +32,14 @@ if TYPE_CHECKING:
 
     from mooncake_store.core.shard import Shard
 
-__all__ = ["Objects", "cells_of", "objects_of", "readable_rows", "unfinished_extents"]
+__all__ = [
+    "ROWS_AT_ONCE",
+    "Objects",
+    "cells_of",
+    "objects_of",
+    "readable_rows",
+    "unfinished_extents",
+]
 
 ROWS_AT_ONCE = 16_384
 _PINS = c.SOFT_PIN | c.HARD_PIN

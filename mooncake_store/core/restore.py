@@ -359,7 +359,7 @@ class _Rebuild:
         shard, live = self._shard, self._live
         room = np.zeros(len(shard.space.alive), np.int64)
         for known in shard.space.all():
-            room[known.index] = known.nbytes
+            room[known.index] = known.reach
         tenants = np.zeros(len(shard.tenant_use), np.bool_)
         tenants[list(shard.tenant_by_number)] = True
         right = np.empty(len(live), np.bool_)

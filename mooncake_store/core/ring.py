@@ -46,10 +46,10 @@ AHEAD = 10
 """By how much the time of the shard is ahead of the clock of this boot, in ns; may be negative."""
 COPIED = 11
 """Not 0: a copy of what was written down elsewhere. 1: it may lack the last of that; 2: it lacks
-nothing that anybody was told."""
+nothing that anybody was told; 3: nothing at all, and whom it is of goes on no more."""
 HISTORY = 12
 """Of a copy, which stream it is of."""
-LACKING, EXACT = 1, 2
+LACKING, EXACT, HANDED_OVER = 1, 2, 3
 """What COPIED says of a copy."""
 FIRST_OWN = 64
 """Words from here on belong to whoever made the arrays."""

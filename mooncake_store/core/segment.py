@@ -5,20 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from alloc.share import Share
 from mooncake_store.core.facts import SegmentFact
 from mooncake_store.core.records import SegmentState, Tier
 
 if TYPE_CHECKING:
     from alloc.base import Allocator
 
-__all__ = ["NEVER", "Segment"]
+__all__ = ["GUEST", "NEVER", "Segment"]
 
 NEVER = 1 << 62
+GUEST = 1 << 62
+"""In place of a late writer, of space that is an object's of another shard."""
 
 
 @dataclass(slots=True)
 class Segment:
-    """One mounted segment (this shard's slice of it)."""
+    """One mounted segment (this shard's slice of it).
+
+    Since a shard was split its slice is divided among several: objects may lie anywhere in `reach`,
+    and space is given out of `nbytes` from `base` on.
+    """
 
     index: int
     uuid: bytes
@@ -42,6 +49,13 @@ class Segment:
     unsure_s: int = 0
     """Of what was put up to then, in seconds, another may have taken the place."""
     quarantined: int = 0
+    base: int = 0
+    reach: int = 0
+    guests: int = 0
+    """Bytes here of objects that other shards have."""
+
+    def __post_init__(self) -> None:
+        self.reach = self.reach or self.nbytes
 
     @property
     def life(self) -> SegmentState:
@@ -50,8 +64,14 @@ class Segment:
 
     @property
     def used(self) -> int:
-        """Bytes that are not free: objects and quarantine, rounded as the allocator rounds."""
-        return self.allocator.allocated_bytes
+        """Bytes that are not free: objects and quarantine, rounded as the allocator rounds.
+
+        What others have here counts with them, and what this shard has in their parts here.
+        """
+        used = self.allocator.allocated_bytes
+        if isinstance(self.allocator, Share):
+            used += self.allocator.elsewhere_bytes - self.guests
+        return used
 
     @property
     def fact(self) -> SegmentFact:
@@ -61,7 +81,7 @@ class Segment:
             self.uuid,
             self.name,
             self.host,
-            self.nbytes,
+            self.reach,
             self.owner,
             int(self.state),
             self.usable_from,
@@ -70,4 +90,6 @@ class Segment:
             int(self.returns_as),
             int(self.tier),
             self.unsure_s,
+            self.base,
+            0 if self.nbytes == self.reach else self.nbytes,
         )

@@ -14,11 +14,12 @@ makes it replayable, replicable and testable against a model.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from alloc import Share
 from mooncake_store.core import codes as c
 from mooncake_store.core import (
     hints,
@@ -181,7 +182,7 @@ class Shard(ShardState):
             return Status.INVALID_PARAMS, -1
         known = self.space.by_uuid(uuid)
         if known is not None:
-            if known.nbytes != nbytes or known.name != name:
+            if known.reach != nbytes or known.name != name:
                 return Status.SEGMENT_ALREADY_EXISTS, known.index
             if known.owner != client and known.owner in self.client_by_handle:
                 return Status.ILLEGAL_CLIENT, known.index
@@ -296,13 +297,35 @@ class Shard(ShardState):
     def held(self, client: int, number: int, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether an extent begins at each offset of a segment, for its owner: all, for others.
 
-        What waits for late readers or writers counts as there.
+        So are those where this shard gives out no space: another one knows of these. What waits for
+        late readers or writers counts as there.
         """
         segment = self.space.get(number)
         if segment is None or segment.owner != client or segment.state == SegmentState.GONE:
             return np.ones(len(offsets), np.bool_)
         self.space.return_freed()
-        return segment.allocator.holds(offsets)
+        here = (offsets >= segment.base) & (offsets < segment.base + segment.nbytes)
+        return ~here | segment.allocator.holds(offsets)
+
+    def guests(self) -> NDArray[np.int64]:
+        """Return what other shards have where this one gives out space: see `Space.guests`."""
+        return self.space.guests()
+
+    def outstanding(self, segments: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[Any]:
+        """Return whether each byte belongs to something that this shard has elsewhere."""
+        self.space.return_freed()
+        found = np.zeros(len(places), np.bool_)
+        for number in np.unique(segments).tolist():
+            segment = self.space.get(number)
+            if segment is not None and isinstance(segment.allocator, Share):
+                mine = segments == number
+                found[mine] = segment.allocator.outstanding(places[mine])
+        return found
+
+    @operation
+    def guests_left(self, guests: NDArray[np.int64]) -> int:
+        """Have the space of guests whose objects are no more; return how many."""
+        return self.space.guests_left(guests)
 
     @operation
     def finish_haul(self, client: int, number: int, statuses: NDArray[np.int16]) -> Status:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alloc import create_allocator
+from alloc import Share, create_allocator
 from mooncake_store.core import context as places
 from mooncake_store.core.facts import ForgottenFact, SegmentFact
 from mooncake_store.core.kernels import removal as k
 from mooncake_store.core.options import Placement, ShardConfig, StartOptions
 from mooncake_store.core.records import SIZE_MAX, SegmentState, Tier
-from mooncake_store.core.segment import Segment
+from mooncake_store.core.segment import NEVER, Segment
 from mooncake_store.core.spreading import interleave_hosts, nth_largest
 from mooncake_store.core.wheel import Wheel
 
@@ -119,16 +119,24 @@ class Space:
         owner: int,
         number: int | None = None,
         tier: Tier = Tier.MEMORY,
+        part: tuple[int, int] | None = None,
     ) -> Segment | None:
-        """Add a segment; None when no number is left, or `number` is not free."""
+        """Add a segment; None when no number is left, or `number` is not free.
+
+        `part` is where in it space may be given out: from where on, and how many bytes.
+        """
         self.return_freed()
         free = np.flatnonzero(~np.isin(np.arange(len(self.alive)), list(self._segments)))
         if len(free) == 0 or (number is not None and number not in free):
             return None
         index = int(free[0]) if number is None else number
-        allocator = create_allocator(self._config.allocator, nbytes)
-        full_at = int(self._config.high_watermark * nbytes)
-        segment = Segment(index, uuid, name, host, nbytes, owner, allocator, full_at, tier)
+        base, own = part or (0, nbytes)
+        allocator = create_allocator(self._config.allocator, own)
+        if part is not None:
+            allocator = Share(allocator, base, nbytes)
+        full_at = int(self._config.high_watermark * own)
+        segment = Segment(index, uuid, name, host, own, owner, allocator, full_at, tier)
+        segment.base, segment.reach = base, nbytes
         segment.usable_from = self._busy_until(uuid)
         self._readers.pop(index, None)
         self._segments[index] = segment
@@ -146,7 +154,8 @@ class Space:
     def restore(self, fact: SegmentFact, horizon: int) -> None:
         """Mount a segment as it was; leases on it may run until `horizon`."""
         given = fact.uuid, fact.name, fact.nbytes, fact.host, fact.owner, fact.index
-        segment = self.mount(0, *given, Tier(fact.tier))
+        part = (fact.part_base, fact.part_nbytes) if fact.part_nbytes else None
+        segment = self.mount(0, *given, Tier(fact.tier), part)
         if segment is not None:
             segment.usable_from, segment.gone_at = fact.usable_from, fact.gone_at
             segment.busy_until = fact.busy_until
@@ -419,8 +428,10 @@ class Space:
     def hold(self, held: NDArray[np.int64]) -> None:
         """Put extents (segment, offset, size, writer, until) into the quarantine."""
         self.quarantine.add(held[:, 4], held[:, :4])
-        self._count_quarantine(held, 1)
-        for writer, until in held[held[:, 3] > 0, 3:].tolist():
+        guests = held[:, 4] >= NEVER
+        self._count_quarantine(held[~guests], 1)
+        self._count_guests(held[guests], 1)
+        for writer, until in held[~guests & (held[:, 3] > 0), 3:].tolist():
             self.late[writer] = Late(until)
         for writer in list(islice(self.late, max(0, len(self.late) - LATE_KEPT))):
             del self.late[writer]
@@ -435,6 +446,29 @@ class Space:
         self.free(extents[:, 0], extents[:, 1])
         return np.array([late is not None and late.overtaken for late in known], np.bool_)
 
+    def guests(self) -> NDArray[np.int64]:
+        """Return what other shards have where this one gives out space.
+
+        Segment, offset, size, and GUEST with the number of the shard and one of its own each.
+        """
+        return self.quarantine.at(NEVER)
+
+    def guests_left(self, guests: NDArray[np.int64]) -> int:
+        """Have the space of guests whose objects are no more, by their last column; how many."""
+        extents = self.quarantine.take({NEVER}, 3, guests)
+        self._journal.tell_writers(np.unique(extents[:, 3]))
+        self._count_guests(extents, -1)
+        self.free(extents[:, 0], extents[:, 1])
+        return len(extents)
+
+    def part_from(self, segment: Segment, now: int) -> None:
+        """Know a divided segment no more as one: what others have there is theirs to wait for."""
+        extents = self.quarantine.take({NEVER}, 0, np.array([segment.index]))
+        self._journal.tell_writers(np.unique(extents[:, 3]))
+        self._count_guests(extents, -1)
+        longest = max(self._config.lease_ttl_max_ns, self._config.put_release_ns)
+        segment.busy_until = max(segment.busy_until, now + longest)
+
     def release_quarantine(self, now: int) -> int:
         """Free what has come due, a bounded number of extents; return the bytes."""
         due = self.quarantine.pop(now, RELEASED_MAX)
@@ -445,6 +479,12 @@ class Space:
         for writer in due[due[:, 3] > 0, 3].tolist():
             self.late.pop(writer, None)
         return int(due[:, 2].sum())
+
+    def _count_guests(self, extents: NDArray[np.int64], sign: int) -> None:
+        for index in np.unique(extents[:, 0]):
+            segment = self._segments.get(int(index))
+            if segment is not None:
+                segment.guests += sign * int(extents[extents[:, 0] == index, 2].sum())
 
     def _count_quarantine(self, extents: NDArray[np.int64], sign: int) -> None:
         for index in np.unique(extents[:, 0]):

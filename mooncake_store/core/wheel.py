@@ -99,6 +99,11 @@ class Wheel:
             return np.empty((0, self._columns), np.int64)
         return np.concatenate(batches)
 
+    def at(self, deadline: int) -> NDArray[np.int64]:
+        """Return all entries of one deadline."""
+        batches = self._slots.get(-(-deadline // SLOT_NS), [])
+        return np.concatenate([np.empty((0, self._columns), np.int64), *batches])
+
     def timed(self) -> NDArray[np.int64]:
         """Return all entries, each with when it comes due as one more column."""
         batches = [

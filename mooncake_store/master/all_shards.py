@@ -7,14 +7,14 @@ link. Cost: one round trip.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from mooncake_store.core.records import SegmentState
 from mooncake_store.master.shard_link import slice_of
 from mooncake_store.wire import cluster as wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from mooncake_store.master.roster import LentSegment
     from mooncake_store.master.shard_link import ReplyT, RequestT, ShardLink
@@ -59,10 +59,18 @@ def states_in(told: Iterable[Slices]) -> dict[int, list[int]]:
     return states
 
 
+class Links(Protocol):
+    """How the shards are reached, in slot order."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[ShardLink]: ...
+
+
 class AllShards:
     """The links to all shards, in slot order."""
 
-    def __init__(self, links: Sequence[ShardLink] = ()) -> None:
+    def __init__(self, links: Links) -> None:
         self._links = links
 
     async def _ask(
@@ -95,7 +103,7 @@ class AllShards:
                 spec.uuid,
                 spec.name,
                 worker.host,
-                *slice_of(spec.nbytes, i, shards),
+                *segment.slice_of(i, shards),
                 worker.uuid,
                 worker.epoch,
                 spec.tier,

@@ -96,6 +96,8 @@ async def open_service(
     folder: Path | None,
     cluster: str,
     fence: Fence | None = None,
+    *,
+    elected: bool = False,
 ) -> tuple[ShardService, asyncio.Future[None]]:
     """Return the service of a shard with what is kept of it in the folder of the state, if any.
 
@@ -109,7 +111,7 @@ async def open_service(
         await loading
     keeper = await _open_keeper(config, place, clock, folder, cluster)
     if keeper is not None:
-        keeper.elected = fence is not None
+        keeper.elected = elected
     try:
         service = build_service(config, place, clock, keeper, fence)
     except BaseException:

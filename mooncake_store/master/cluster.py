@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from mooncake_store.core.records import SegmentState, Status, Tier
+from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.master.all_shards import AllShards, numbers_in, refusals, state_of, states_in
-from mooncake_store.master.doors import doors_of, reachable
+from mooncake_store.master.doors import acceptable, doors_of, well_named
 from mooncake_store.master.lineage import Lineage
 from mooncake_store.master.overview import Overview
 from mooncake_store.master.register_news import RegisterNews
@@ -34,8 +34,8 @@ from mooncake_store.master.roster import LentSegment, LentWorker, Roster
 from mooncake_store.program.logs import StateLog
 from mooncake_store.units import MILLISECOND_NS, SECOND_NS
 from mooncake_store.wire import cluster as wire
-from mooncake_store.wire.standby import PROMOTE, REGISTERS, STANDBY, RegistersReply
-from transfer_engine.errors import AuthError, StoreError, UnavailableError
+from mooncake_store.wire.standby import REGISTERS, RegistersReply
+from transfer_engine.errors import StoreError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -43,19 +43,17 @@ if TYPE_CHECKING:
     from mooncake_store.clock import Clock
     from mooncake_store.master.liveness import Liveness
     from mooncake_store.master.overview import ClusterFacts
-    from mooncake_store.master.shard_link import ShardLink
-    from mooncake_store.program.fence import Fence
+    from mooncake_store.master.registers import Registers
+    from mooncake_store.master.seats import Seats
     from mooncake_store.wire.standby import RegistersRequest
-    from transfer_engine.rpc.serving import Connection, Reply
-    from transfer_engine.wire.frame import Frame
+    from transfer_engine.rpc.serving import Connection
+    from transfer_engine.wire.registry import Operation
 
 __all__ = ["Cluster"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-NAME_CHARS_MAX = 128
-TIERS = frozenset(Tier)
 SWEEP_S = 0.05
 READERS_NS = 2 * SECOND_NS
 """A shard sweeps three million rows in that time, on a machine that is not busy."""
@@ -63,44 +61,48 @@ DRAIN_POLL_S = 0.02
 AGREE_S = 1.0
 TAKEN_S = 2.0
 """How long a mount waits for a standby to write it down; whoever mounts waits for 5 s at most."""
-_OWNERS = frozenset(
-    each.opcode for each in (wire.MOUNT, wire.UNMOUNT, wire.DRAIN, REGISTERS, PROMOTE)
-)
-"""Not for who may only read: he would change something, or learn the secret of all namespaces."""
 
 
 class Cluster:
     """Workers and segments; belongs to one event loop. `begin` makes it answer."""
 
-    def __init__(self, clock: Clock, fence: Fence | None = None) -> None:
-        self._fence = fence
+    def __init__(self, clock: Clock, seats: Seats) -> None:
+        self._seats = seats
         self._now = clock.now_ns
         self._started_ns = clock.now_ns()
         self._overview: Overview | None = None
-        self._shards = AllShards()
+        self._shards = AllShards(seats)
         self._liveness: Liveness | None = None
         self._roster = Roster()
         self._file = RegisterFile()
         self._life = 0
         self._lineage = Lineage()
-        self._lock = asyncio.Lock()
+        self.lock = asyncio.Lock()
+        """Held while workers or segments change."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sweeper: asyncio.Task[None] | None = None
         self._agreeing: asyncio.Task[None] | None = None
         self._states = StateLog(log)
         self._news = RegisterNews()
-        self._handlers: dict[int, Callable[[Connection, Any], Any]] = {
-            wire.MAP.opcode: lambda *asked: self._known.cluster_map(*asked),
-            wire.MOUNT.opcode: lambda _, request: self._begin_mount(request),
-            wire.UNMOUNT.opcode: lambda _, request: self._apart(self._unmount(request)),
-            wire.SEGMENTS.opcode: lambda _, request: self._known.list_segments(request),
-            wire.STATUS.opcode: self._status,
-            wire.DRAIN.opcode: lambda _, request: self._apart(self._drain(request)),
-            wire.DRAIN_STATUS.opcode: self._drain_status,
-            REGISTERS.opcode: self._registers,
-            STANDBY.opcode: _no_standby,
-            PROMOTE.opcode: _no_standby,
+
+    @property
+    def handlers(self) -> dict[Operation[Any, Any], Callable[[Connection, Any], Any]]:
+        """What answers each request for segments and workers."""
+        return {
+            wire.MAP: lambda *asked: self._known.cluster_map(*asked),
+            wire.MOUNT: lambda _, request: self._begin_mount(request),
+            wire.UNMOUNT: lambda _, request: self._apart(self._unmount(request)),
+            wire.SEGMENTS: lambda _, request: self._known.list_segments(request),
+            wire.STATUS: self._status,
+            wire.DRAIN: lambda _, request: self._apart(self._drain(request)),
+            wire.DRAIN_STATUS: self._drain_status,
+            REGISTERS: self._registers,
         }
+
+    @property
+    def begun(self) -> bool:
+        """Whether all shards are there, and everybody is answered."""
+        return self._overview is not None
 
     # -- life
 
@@ -115,18 +117,22 @@ class Cluster:
         self._lineage = Lineage(place)
         if registers is None:
             return None
+        self._seats.restore(registers.hosts)
         self._lineage.go_on(registers, found)
         self._roster.restore(registers)
         self._life = registers.life
         return registers.life
 
+    @property
+    def run(self) -> int:
+        """Which run of the master this is."""
+        return self._lineage.run
+
     def bases(self, shard: int, shards: int) -> list[tuple[int, int]]:
         """Return where in each segment the slice of a shard begins: (number, base)."""
         return self._roster.bases(shard, shards)
 
-    async def begin(
-        self, facts: ClusterFacts, links: Sequence[ShardLink], liveness: Liveness
-    ) -> None:
+    async def begin(self, facts: ClusterFacts, liveness: Liveness) -> None:
         """Agree with the shards, which are up, and answer requests from then on.
 
         Workers of the run before are alive, and watched, from now; nothing new is put with them
@@ -143,13 +149,13 @@ class Cluster:
                 "was started anew: it may be older than what its workers hold, so nothing is read "
                 "there until they have mounted"
             )
-        self._shards, self._liveness, self._life = AllShards(links), liveness, facts.life
+        self._liveness, self._life = liveness, facts.life
         await self.reconcile()
         for worker in list(roster.workers.values()):
             if not worker.numbers:
                 del roster.workers[worker.uuid]
-        await self._keep()
-        self._overview = Overview(facts, lineage, roster, self._shards, liveness)
+        await self.keep()
+        self._overview = Overview(facts, lineage, roster, self._seats, self._shards, liveness)
         for worker in roster.workers.values():
             specs = [roster.segments[number].spec for number in sorted(worker.numbers)]
             self._watch(worker, specs)
@@ -164,26 +170,6 @@ class Cluster:
         await self._file.settle()
 
     # -- requests
-
-    def handle(self, connection: Connection, frame: Frame) -> Reply | Awaitable[Reply]:
-        """Answer one request."""
-        if self._fence is not None:
-            self._fence.check()
-        operation = wire.CLUSTER.by_opcode[frame.opcode]
-        request = operation.request.unpack(frame.body)
-        if connection.session.read_only and frame.opcode in _OWNERS:
-            raise AuthError(
-                "the credential is read-only",
-                operation=operation.name,
-                advice="connect with the shared secret itself to change the cluster",
-            )
-        if self._overview is None and frame.opcode != wire.STATUS.opcode:
-            raise UnavailableError("the master is starting", advice="try again in a second")
-        answer = self._handlers[frame.opcode](connection, request)
-        if asyncio.iscoroutine(answer):
-            return _packed(operation, answer)
-        body: bytes = operation.reply.pack(answer)
-        return body
 
     @property
     def _known(self) -> Overview:
@@ -210,7 +196,7 @@ class Cluster:
         self._news.heard(connection, request.version if request.run == run else 0)
         if request.run == run:
             await self._news.after(request.version, request.wait_ms / 1000)
-        registers = self._roster.registers(self._life, self._lineage)
+        registers = self._registers_now()
         return RegistersReply(
             run,
             self._news.version,
@@ -242,11 +228,14 @@ class Cluster:
             if idle and isinstance(task.exception(), StoreError):
                 self._agreeing = self._spawn(self.reconcile(AGREE_S))
 
-    async def _keep(self) -> None:
+    async def keep(self) -> None:
         """Write down what there is now. Raises UnavailableError where that cannot be done."""
         self._news.changed()
         if self._file.keeps:
-            await self._file.keep(self._roster.registers(self._life, self._lineage))
+            await self._file.keep(self._registers_now())
+
+    def _registers_now(self) -> Registers:
+        return self._roster.registers(self._life, self._lineage, self._seats.owners)
 
     def _begin_mount(self, request: wire.Mount) -> Awaitable[wire.Mounted]:
         if request.run not in (0, self._lineage.run):
@@ -258,10 +247,10 @@ class Cluster:
         return self._apart(self._mount(request))
 
     async def _mount(self, request: wire.Mount) -> wire.Mounted:
-        if len(request.uuid) != 16 or not 0 < len(request.name) <= NAME_CHARS_MAX:
+        if not well_named(request.uuid, request.name):
             return _refused(request, Status.INVALID_PARAMS)
         workers = self._roster.workers
-        async with self._lock:
+        async with self.lock:
             worker = workers.get(request.uuid)
             if worker is not None and worker.epoch > request.epoch:
                 return _refused(request, Status.ILLEGAL_CLIENT)
@@ -322,7 +311,7 @@ class Cluster:
         """Return (status, number) of each segment."""
         try:
             admitted = [self._admit(worker, spec) for spec in specs]
-            await self._keep()
+            await self.keep()
             # The shards may tell a standby at once what they hear, and it must not know less.
             if not await self._news.taken(TAKEN_S):
                 log.warning("a standby has not taken what worker %s lends", worker.name)
@@ -335,14 +324,7 @@ class Cluster:
 
     def _admit(self, worker: LentWorker, spec: wire.SegmentSpec) -> LentSegment | tuple[int, int]:
         """Announce a segment, or return (status, number) of one that is refused."""
-        if (
-            len(spec.uuid) != 16
-            or not 0 < len(spec.name) <= NAME_CHARS_MAX
-            or not reachable(spec.descriptor)
-            or not 0 < spec.nbytes < 1 << 62
-            or not self._shards.can_share(spec.nbytes)
-            or spec.tier not in TIERS
-        ):
+        if not acceptable(spec) or not self._shards.can_share(spec.nbytes):
             return Status.INVALID_PARAMS, -1
         known = self._roster.find(spec.uuid)
         if known is not None and known.worker is not worker:
@@ -371,7 +353,7 @@ class Cluster:
             busy_ms = max(busy_ms, await self._forget_number(number))
         # Where this fails it is said, and the next run hears from the shards what is gone.
         with contextlib.suppress(UnavailableError):
-            await self._keep()
+            await self.keep()
         return busy_ms
 
     async def _forget_number(self, number: int) -> int:
@@ -400,7 +382,7 @@ class Cluster:
         if liveness is None:
             return  # `begin` does it when all are up
         await asyncio.sleep(after_s)
-        async with self._lock:
+        async with self.lock:
             told = await self._shards.slices()
             strange = numbers_in(told) - roster.segments.keys()
             states, lost = states_in(told), []
@@ -455,7 +437,7 @@ class Cluster:
         message = ""
         if request.grace_ms > 0:
             message = await self._empty(numbers, request.grace_ms)
-        async with self._lock:
+        async with self.lock:
             left = {number for number in numbers if number in segments}
             busy_ms = await self._take_away(left)
             if not worker.numbers and self._roster.workers.get(worker.uuid) is worker:
@@ -486,7 +468,7 @@ class Cluster:
         """Move everything off segments until they are empty or the time is over."""
         deadline = self._now() + grace_ms * MILLISECOND_NS
         for number in numbers:
-            async with self._lock:
+            async with self.lock:
                 if number in self._roster.segments:
                     await self._turn(number, "drain", grace_ms)
         waiting = set(numbers)
@@ -511,7 +493,7 @@ class Cluster:
         self._spawn(self._follow_worker(uuid, epoch, state))
 
     async def _follow_worker(self, uuid: bytes, epoch: int, state: str) -> None:
-        async with self._lock:
+        async with self.lock:
             worker = self._roster.workers.get(uuid)
             if worker is None or worker.epoch != epoch or worker.state == "gone":
                 return
@@ -550,7 +532,7 @@ class Cluster:
     # -- drains
 
     async def _drain(self, request: wire.Drain) -> wire.DrainReply:
-        async with self._lock:
+        async with self.lock:
             segment = self._roster.segments.get(request.number)
             if segment is None:
                 return _no_segment(request.number)
@@ -575,15 +557,6 @@ class Cluster:
         status = next((reply.status for reply in replies if reply.status), 0)
         message = next((reply.message for reply in replies if reply.message), "")
         return wire.DrainReply(status, state, sum(reply.moved for reply in replies), message)
-
-
-def _no_standby(connection: Connection, request: Any) -> Any:
-    raise UnavailableError("this master leads; it is no standby")
-
-
-async def _packed(operation: Any, answer: Awaitable[Any]) -> bytes:
-    body: bytes = operation.reply.pack(await answer)
-    return body
 
 
 def _refused(request: wire.Mount, status: Status) -> wire.Mounted:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from mooncake_store.core.records import Tier
 from transfer_engine.base import SegmentDescriptor
 from transfer_engine.errors import StoreError
 
@@ -19,7 +20,15 @@ if TYPE_CHECKING:
 
     from mooncake_store.wire.cluster import SegmentSpec
 
-__all__ = ["Door", "answering", "doors_of", "reachable", "refused"]
+__all__ = [
+    "Door",
+    "acceptable",
+    "answering",
+    "doors_of",
+    "reachable",
+    "refused",
+    "well_named",
+]
 
 Door = tuple[str, int]
 
@@ -31,6 +40,8 @@ PAUSE_S = 0.1
 DOORS_MAX = 4
 """More addresses of one worker are not looked at."""
 DESCRIPTOR_BYTES_MAX = 4096
+NAME_CHARS_MAX = 128
+_TIERS = frozenset(Tier)
 
 
 def doors_of(specs: Iterable[SegmentSpec]) -> tuple[Door, ...]:
@@ -44,6 +55,21 @@ def doors_of(specs: Iterable[SegmentSpec]) -> tuple[Door, ...]:
         if descriptor.tcp_port:
             doors[descriptor.tcp_host, descriptor.tcp_port] = None
     return tuple(doors)[:DOORS_MAX]
+
+
+def well_named(uuid: bytes, name: str) -> bool:
+    """Whether these can stand for a worker or a segment."""
+    return len(uuid) == 16 and 0 < len(name) <= NAME_CHARS_MAX
+
+
+def acceptable(spec: SegmentSpec) -> bool:
+    """Whether a segment can be what its owner says."""
+    return (
+        well_named(spec.uuid, spec.name)
+        and reachable(spec.descriptor)
+        and 0 < spec.nbytes < 1 << 62
+        and spec.tier in _TIERS
+    )
 
 
 def reachable(descriptor: bytes) -> bool:

@@ -57,7 +57,14 @@ if TYPE_CHECKING:
     from mooncake_store.master.kept_journals import Seen
     from mooncake_store.master.state_file import StateWriter
 
-__all__ = ["ROWS_MAX", "Exported", "boot_bytes", "export_state"]
+__all__ = [
+    "ROWS_MAX",
+    "Exported",
+    "boot_bytes",
+    "check_whole",
+    "export_state",
+    "restored_shard",
+]
 
 ROWS_MAX = 1 << 30
 """As many as the setting allows; reserves address space, not memory."""
@@ -93,7 +100,7 @@ def export_state(path: Path, target: Path, clock: Clock, put_release_ns: int) ->
         registers = RegisterFile(path).read()
         seen = [journals.look(shard) for shard in range(journals.shards)]
         for shard, each in enumerate(seen):
-            _check_whole(shard, each)
+            check_whole(shard, each)
         objects, nbytes = 0, 0
         with writing(target) as out:
             kept = journals.kept
@@ -112,13 +119,14 @@ def export_state(path: Path, target: Path, clock: Clock, put_release_ns: int) ->
     return Exported(journals.shards, objects, nbytes, out.nbytes)
 
 
-def _check_whole(shard: int, seen: Seen) -> None:
+def check_whole(shard: int, seen: Seen) -> None:
+    """Raise StoreError for the journal of a shard from which something is missing."""
     contents = seen.contents
     why = contents.missing or ("" if contents.facts else "nothing was written down yet")
     if why:
         raise StoreError(
-            f"the state of shard {shard} cannot be exported: {why}",
-            advice="see `mooncake journal verify`; only what is whole is exported",
+            f"the state of shard {shard} is not whole: {why}",
+            advice="see `mooncake journal verify`; only what is whole is carried over",
         )
 
 
@@ -129,7 +137,7 @@ def _write_shard(
     facts = seen.contents.facts
     assert facts is not None
     gc.collect()  # the shard before, whose parts know each other
-    shard = _restored(seen, facts, put_release_ns)
+    shard = restored_shard(seen, facts, put_release_ns)
     out.add(_shard_record(number, shard, facts, seen, clock))
     held_extents = np.concatenate([shard.waiting_extents(), unfinished_extents(shard)])
     if len(held_extents):
@@ -142,7 +150,7 @@ def _write_shard(
     return shard.objects, nbytes
 
 
-def _restored(seen: Seen, facts: Facts, put_release_ns: int) -> Shard:
+def restored_shard(seen: Seen, facts: Facts, put_release_ns: int) -> Shard:
     """Return the shard that a master would have, at the moment that the journal ends in."""
     limits = ShardConfig(
         objects_max=ROWS_MAX,
@@ -167,7 +175,8 @@ def _restored(seen: Seen, facts: Facts, put_release_ns: int) -> Shard:
 def _shard_record(number: int, shard: Shard, facts: Facts, seen: Seen, clock: Clock) -> ShardRecord:
     told = list(shard.all_but_rows())
     boot = seen.contents.boot or this_boot()
-    if facts.now > clock.now_ns():  # it goes on from an earlier boot, on a clock that nobody has
+    # It goes on from an earlier boot, or from another host, on a clock that nobody has.
+    if facts.now > clock.now_ns() or seen.ahead_ns:
         boot = _NO_BOOT
     here = boot == this_boot()
     return ShardRecord(
@@ -209,6 +218,8 @@ def _segment(fact: SegmentFact) -> SegmentEntry:
         fact.busy_until,
         fact.tier,
         fact.unsure_s,
+        fact.part_base,
+        fact.part_nbytes,
     )
 
 

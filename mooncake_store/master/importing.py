@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from mooncake_store.core.shard import Shard
     from mooncake_store.master.state_file import Record, SegmentEntry
 
-__all__ = ["Imported", "import_state"]
+__all__ = ["WRITE_S", "Imported", "import_state", "placed"]
 
 SECOND_NS = 1_000_000_000
 _BEGIN = 1
@@ -229,7 +229,7 @@ class _State:
         now = self._clock.now_ns()
         leases_until = shift.until(record.leases_until_ns)
         end = StreamEnd(now, leases_until, record.next_event, record.generation, _BEGIN)
-        restored = restore(shard, _placed(self._cells(record, shift)), end, now)
+        restored = restore(shard, placed(self._cells(record, shift)), end, now)
         if restored.dropped or restored.objects != record.objects:
             raise ValueError(
                 f"shard {record.shard} tells of {record.objects} objects, "
@@ -258,7 +258,7 @@ class _State:
             self._advance()
 
 
-def _placed(runs: Iterable[NDArray[np.int64]]) -> Iterator[Run]:
+def placed(runs: Iterable[NDArray[np.int64]]) -> Iterator[Run]:
     """Yield words with the positions that they have one behind the other."""
     position = _BEGIN
     for words in runs:
@@ -291,7 +291,8 @@ class _Shift:
 
     def ends(self, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Move when some things end."""
-        return np.where(times_ns > 0, (times_ns + self.wait_ns).clip(0), 0)
+        moved = np.where(times_ns > 0, (times_ns + self.wait_ns).clip(0), 0)
+        return np.where(times_ns >= NEVER, times_ns, moved)
 
 
 def _registers(record: RegistersRecord) -> Registers:
@@ -353,6 +354,8 @@ def _segment_fact(entry: SegmentEntry, shift: _Shift) -> SegmentFact:
         int(_state(entry.returns_as)),
         int(Tier(entry.tier)),
         shift.date(entry.unsure_s),
+        entry.part_base,
+        entry.part_nbytes,
     )
 
 

@@ -181,8 +181,11 @@ class Keeper:
         folder: Path,
         fill: Callable[[Shard], object],
         timeout_s: float,
+        ahead_ns: int = 0,
     ) -> None:
         """Make a folder with the whole journal of a shard as `fill` leaves it, ended in good order.
+
+        `ahead_ns` is how far the time of the shard is ahead of the clock of this host.
 
         Raises StoreError where the disk does not take it in time, OSError, and what `fill` raises;
         the folder is of no use then.
@@ -192,6 +195,7 @@ class Keeper:
             lock = take_lock(folder)
             undo.callback(os.close, lock)
             ring = RingFile.create(folder, origin, events=limits.events_kept)
+            ring.ring.header[words.AHEAD] = ahead_ns
             noter = Noter.beginning(ring, origin, limits.objects_max, None, [], None)
             undo.callback(noter.close)
             keeper = cls(limits, ring, folder, origin, "written", lock, noter, believed=False)
@@ -239,6 +243,9 @@ class Keeper:
                 position=max(1, contents.end),
                 snapshot=contents.facts.snapshot if kept and contents.facts is not None else 0,
             )
+            if kept and contents.same_boot and left.ring is not None:
+                # Of a copy the clock may be behind that of this host, over clean ends as well.
+                ring.ring.header[words.AHEAD] = left.ring.header[words.AHEAD]
         elif len(ring.ring.events) != max(1, limits.events_kept):
             limits = dataclasses.replace(limits, events_kept=len(ring.ring.events))
         try:
@@ -295,8 +302,8 @@ class Keeper:
         try:
             copy = self._folder / COPY_NAME
             copied = copy.exists()
-            cut = contents.cut or (copied and header[words.COPIED] != words.EXACT)
-            if copied:
+            cut = contents.cut or (copied and header[words.COPIED] < words.EXACT)
+            if copied and header[words.COPIED] != words.HANDED_OVER:
                 # Leases are told behind the words, so some may have been granted since.
                 longest = now + self.shard.config.lease_ttl_max_ns
                 end = dataclasses.replace(end, horizon=max(end.horizon, longest))

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mooncake_store.core.ring import AHEAD
 from mooncake_store.journal.layout import journal_names
 from mooncake_store.journal.origin import Origin
 from mooncake_store.journal.reading import read_journal
@@ -55,6 +56,8 @@ class Seen:
     """Why there is none."""
     judgement: Judgement
     """What a master that is started now makes of it."""
+    ahead_ns: int
+    """How far the time of the shard is ahead of the clock of this host."""
 
 
 class KeptJournals:
@@ -118,4 +121,6 @@ def _look(folder: Path, origin: Origin) -> Seen:
             nbytes += (folder / name).stat().st_size
             files += 1
     path = None if left.file is None else left.file.path
-    return Seen(folder, contents, files, nbytes, path, left.why, judge(contents, noted))
+    known = contents.same_boot and left.ring is not None
+    ahead_ns = int(left.ring.header[AHEAD]) if known and left.ring is not None else 0
+    return Seen(folder, contents, files, nbytes, path, left.why, judge(contents, noted), ahead_ns)

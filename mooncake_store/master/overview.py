@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mooncake_store.master.lineage import Lineage
     from mooncake_store.master.liveness import Liveness
     from mooncake_store.master.roster import LentSegment, Roster
+    from mooncake_store.master.seats import Seats
     from transfer_engine.rpc.serving import Connection
 
 __all__ = ["ClusterFacts", "Overview"]
@@ -35,7 +36,6 @@ class ClusterFacts:
     cluster: str
     epoch: int
     version: str
-    shards: tuple[Address, ...]
     liveness: Address
     ping_interval_ms: int
     client_ttl_ms: int
@@ -56,6 +56,7 @@ class Overview:
     facts: ClusterFacts
     lineage: Lineage
     roster: Roster
+    seats: Seats
     shards: AllShards
     liveness: Liveness
 
@@ -63,7 +64,8 @@ class Overview:
         """Return how the cluster is made up, as this peer reaches it."""
         facts, lineage = self.facts, self.lineage
 
-        def reachable(address: Address) -> str:
+        def reachable(address: Address | None) -> str:
+            assert address is not None
             # Bound to every address of the machine: name the one this peer came to.
             if address.host not in WILDCARDS:
                 return str(address)
@@ -73,7 +75,7 @@ class Overview:
         return wire.ClusterMap(
             facts.cluster,
             facts.epoch,
-            tuple(reachable(shard) for shard in facts.shards),
+            tuple(reachable(seat.address) for seat in self.seats),
             reachable(facts.liveness),
             facts.ping_interval_ms,
             facts.client_ttl_ms,
@@ -82,6 +84,7 @@ class Overview:
             facts.life,
             lineage.run,
             lineage.has(request.run),
+            self.seats.movable,
         )
 
     async def list_segments(self, request: wire.SegmentsRequest) -> wire.SegmentsReply:

@@ -47,8 +47,11 @@ log = logging.getLogger(__name__)
 
 SEGMENT_NUMBERS = 32_000
 """Numbers of segments; rows of the core have 15 bits for them."""
-VERSION = 2
-"""Before 2 there were no runs: a master that does not know them must not go on behind them."""
+VERSION = 3
+"""Before 2 there were no runs: a master that does not know them must not go on behind them. Before
+3 there were no hosts, and shards were not split: one that does not know that would lead what others
+lead, or give out what others have."""
+_WITHOUT_HOSTS = 2
 RUNS_KEPT = 1024
 """Runs of the master; a worker that was absent over more of them lends anew."""
 KEEP_S = 3.0
@@ -79,6 +82,8 @@ class KeptSegment(msgspec.Struct, frozen=True):
     descriptor: bytes
     worker: bytes
     tier: int = 0
+    shares: int = 0
+    """Among how many shards it was divided when it was mounted; 0: as many as there are."""
 
 
 class Registers(msgspec.Struct, frozen=True):
@@ -93,6 +98,15 @@ class Registers(msgspec.Struct, frozen=True):
     """The runs of the master that this comes from, the newest last, RUNS_KEPT at most."""
     place: str = ""
     """What told the directory from a copy of it when this was written; empty for one that is."""
+    hosts: tuple[int, ...] = ()
+    """Who leads each shard (`seats`); empty while the master leads all."""
+    split: int = 0
+    """How many shards there are since they were split; 0 for those that never were."""
+
+    @classmethod
+    def version_of(cls, hosts: tuple[int, ...], split: int) -> int:
+        """Return the lowest version whose masters act on all of it."""
+        return VERSION if hosts or split else _WITHOUT_HOSTS
 
 
 class RegisterFile:
@@ -180,6 +194,10 @@ def write_registers(path: Path, registers: Registers) -> None:
 
 def check_registers(registers: Registers) -> None:
     """Raise ValueError for values that cannot be."""
+    if any(owner < -1 for owner in registers.hosts):
+        raise ValueError("the number of a host is out of range")
+    if registers.split < 0 or any(segment.shares < 0 for segment in registers.segments):
+        raise ValueError("a number of shards is out of range")
     workers = {worker.uuid for worker in registers.workers}
     segments = registers.segments
     if not 0 <= registers.life < 1 << 64 or not -1 <= registers.last_number < SEGMENT_NUMBERS:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from mooncake_store.core.records import SegmentState
 from mooncake_store.master.registers import (
     SEGMENT_NUMBERS,
-    VERSION,
     KeptSegment,
     KeptWorker,
     Registers,
@@ -55,6 +54,16 @@ class LentSegment:
     worker: LentWorker
     spec: wire.SegmentSpec
     state: SegmentState = SegmentState.OK
+    shares: int = 0
+    """Among how many shards it was divided when it was mounted; 0: as many as there are."""
+
+    def slice_of(self, shard: int, shards: int) -> tuple[int, int]:
+        """Return where the slice begins in which a shard has space, and its length.
+
+        Shards that were one when it was mounted have the same, each a part of it.
+        """
+        shares = self.shares or shards
+        return slice_of(self.spec.nbytes, shard * shares // shards, shares)
 
 
 class Roster:
@@ -68,6 +77,7 @@ class Roster:
         self._by_uuid: dict[bytes, int] = {}
         self._announced: dict[int, LentSegment] = {}
         self._last_number = -1
+        self._split = 0
 
     def number_of(self, uuid: bytes) -> int:
         """Return the number of a segment, -1 for one that is not entered."""
@@ -91,7 +101,8 @@ class Roster:
             return None
         silent = known is not None and known.state == SegmentState.SUSPECT
         state = SegmentState.OK if known is None or silent else known.state
-        segment = self._announced[number] = LentSegment(number, worker, spec, state)
+        shares = 0 if known is None else known.shares
+        segment = self._announced[number] = LentSegment(number, worker, spec, state, shares)
         return segment
 
     def _free_number(self) -> int:
@@ -133,16 +144,16 @@ class Roster:
     def bases(self, shard: int, shards: int) -> list[tuple[int, int]]:
         """Return where in segments the slices of a shard may begin: (number, base). O(segments)."""
         return [
-            (number, slice_of(segment.spec.nbytes, shard, shards)[0])
+            (number, segment.slice_of(shard, shards)[0])
             for number, segment in {**self.segments, **self._announced}.items()
         ]
 
-    def registers(self, life: int, lineage: Lineage) -> Registers:
+    def registers(self, life: int, lineage: Lineage, hosts: tuple[int, ...]) -> Registers:
         """Return what the next run has to know. O(segments)."""
         segments = {**self.segments, **self._announced}
         owners = {segment.worker.uuid: segment.worker for segment in segments.values()}
         return Registers(
-            VERSION,
+            Registers.version_of(hosts, self._split),
             life,
             self._last_number,
             tuple(KeptWorker(w.uuid, w.epoch, w.name, w.host, w.keeps) for w in owners.values()),
@@ -155,16 +166,19 @@ class Roster:
                     segment.spec.descriptor,
                     segment.worker.uuid,
                     segment.spec.tier,
+                    segment.shares,
                 )
                 for segment in segments.values()
             ),
             lineage.runs,
             lineage.place,
+            hosts,
+            self._split,
         )
 
     def restore(self, registers: Registers) -> None:
         """Begin with what the run before knew."""
-        self._last_number = registers.last_number
+        self._last_number, self._split = registers.last_number, registers.split
         for kept in registers.workers:
             worker = LentWorker(kept.uuid, kept.epoch, kept.name, kept.host, keeps=kept.keeps)
             self.workers[kept.uuid] = worker
@@ -172,7 +186,8 @@ class Roster:
             spec = wire.SegmentSpec(
                 known.uuid, known.name, known.nbytes, known.descriptor, known.tier
             )
-            self.enter(LentSegment(known.number, self.workers[known.worker], spec))
+            worker = self.workers[known.worker]
+            self.enter(LentSegment(known.number, worker, spec, shares=known.shares))
 
     def forget(self) -> None:
         """Know no worker and no segment any more, but which numbers were given out."""

@@ -14,10 +14,13 @@ error when a shard breaks, or the liveness thread: a master without one of them 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from mooncake_store import __version__
 from mooncake_store.clock import SystemClock
@@ -28,29 +31,42 @@ from mooncake_store.master.building import (
     shard_server,
 )
 from mooncake_store.master.cluster import Cluster
+from mooncake_store.master.cluster_service import ClusterService
+from mooncake_store.master.farm import Farm
+from mooncake_store.master.guest_rounds import GuestRounds
+from mooncake_store.master.hosts import Hosts, OwnFacts
 from mooncake_store.master.liveness import Liveness
+from mooncake_store.master.moving import Moves
 from mooncake_store.master.overview import ClusterFacts
 from mooncake_store.master.registers import RegisterFile
+from mooncake_store.master.rest import rest
+from mooncake_store.master.seats import MASTER, Seats
 from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.site import ShardPlace
+from mooncake_store.master.splitting import SHARDS_MAX, finish_split
 from mooncake_store.master.state_directory import StateDirectory
 from mooncake_store.master.supervisor import Supervisor
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire.cluster import CLUSTER
+from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, SPLIT, STAY, SplitBegun
 from transfer_engine.errors import UnavailableError
 from transfer_engine.rpc.server import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection
+    from pathlib import Path
 
     from mooncake_store.clock import Clock
     from mooncake_store.config.settings import MasterConfig
-    from mooncake_store.master.shard_link import ShardLink
     from mooncake_store.master.shard_service import ShardService
     from mooncake_store.program.fence import Fence
+    from mooncake_store.wire.hosts import Split
     from transfer_engine.rpc.address import Address
 
 __all__ = ["Addresses", "Master"]
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +79,12 @@ class Addresses:
 
 
 class Master:
-    """One master; belongs to the event loop it is started on. `stop` is idempotent."""
+    """One master; belongs to the event loop it is started on. `stop` is idempotent.
+
+    `lead` says which shards it leads itself, when its pool begins; others wait for their hosts.
+    Whoever runs it waits for `split` as well, if it `may_split`: it is then to be stopped, its
+    state split by that factor, and another one started; `told` is why that failed before this one.
+    """
 
     def __init__(
         self,
@@ -72,36 +93,65 @@ class Master:
         secret: bytes | None = None,
         clock: Clock | None = None,
         fence: Fence | None = None,
+        lead: Collection[int] | None = None,
+        may_split: bool = False,
+        told: str = "",
     ) -> None:
+        self._may_split = may_split
+        self._told = told
+        self.split: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.config = config
         self.epoch = time.time_ns()
         self._secret = secret
         self._clock = clock or SystemClock()
         self._fence = fence
+        self._lead = lead
+        self._seats = Seats(config.shards)
         self._state: StateDirectory | None = None
         self._cluster: Cluster | None = None
         self._liveness: Liveness | None = None
         self._supervisor: Supervisor | None = None
+        self._farm: Farm | None = None
+        self._hosts: Hosts | None = None
         self._service: ShardService | None = None
+        self._rounds: asyncio.Future[None] | None = None
         self._servers: list[Server] = []
         self.failed: asyncio.Future[None] | None = None
         self.loading: asyncio.Future[None] | None = None
         """Ends when the kernels of the shard in this process are loaded; None without one."""
 
+    @property
+    def state_path(self) -> Path | None:
+        """Where it keeps its state, also when it was stopped; None if it keeps none."""
+        return None if self._state is None else self._state.path
+
     async def start(self) -> Addresses:
-        """Start everything, or nothing; raises ConfigError for an address in use."""
-        config = self.config
-        cluster = self._cluster = Cluster(self._clock, self._fence)
+        """Start everything, or nothing; raises ConfigError for an address in use.
+
+        Returns when all shards are led, also those that other hosts lead.
+        """
+        config, seats = self.config, self._seats
+        cluster = self._cluster = Cluster(self._clock, seats)
+        service = ClusterService(cluster.handlers, lambda: cluster.begun, self._fence)
         try:
             server = Server(
-                CLUSTER, cluster.handle, secret=self._secret, limits=server_limits(config)
+                CLUSTER, service.handle, secret=self._secret, limits=server_limits(config)
             )
             self._servers.append(server)
             address = await server.listen(config.host, config.port, insecure=config.insecure)
             state = self._state = StateDirectory.of(config)
-            life = cluster.recall(RegisterFile(state.path), state.found, state.place)
-            shards, links, kept = await self._start_shards(cluster)
-            if life is None or not kept:
+            registers = RegisterFile(state.path)
+            self._count_shards(registers, state)
+            config = self.config
+            life = cluster.recall(registers, state.found, state.place)
+            if life is None:
+                seats.claim(MASTER, range(config.shards) if self._lead is None else self._lead)
+            hosts = self._meet_hosts(cluster, service, address)
+            kept = await self._start_shards(cluster)
+            if seats.missing:
+                log.info("shards %s are awaited from other hosts", seats.missing)
+            await seats.complete()
+            if life is None or not (hosts.begin() and kept):
                 life = secrets.randbits(64)
             liveness = self._liveness = self._new_liveness(cluster)
             pulse = await liveness.start(
@@ -114,7 +164,6 @@ class Master:
                 cluster=state.kept.cluster,
                 epoch=self.epoch,
                 version=__version__,
-                shards=shards,
                 liveness=pulse,
                 ping_interval_ms=max(1, config.ping_interval_ns // MILLISECOND_NS),
                 client_ttl_ms=max(1, config.client_ttl_ns // MILLISECOND_NS),
@@ -123,11 +172,97 @@ class Master:
                 life=life,
                 objects_max=config.objects_max,
             )
-            await cluster.begin(facts, links, liveness)
+            await cluster.begin(facts, liveness)
+            self._rounds = asyncio.ensure_future(GuestRounds(seats).run())
         except BaseException:
             await self.stop(grace_s=0.5)
             raise
-        return Addresses(address, shards, pulse)
+        return Addresses(address, tuple(seat.address for seat in seats if seat.address), pulse)
+
+    def _count_shards(self, registers: RegisterFile, state: StateDirectory) -> None:
+        """Have as many shards as there are since they were split, if they ever were."""
+        if state.path is None:
+            return
+        finish_split(state.path)
+        found, count = registers.read(), self.config.shards
+        if found is not None and found.split not in (0, count):
+            log.warning("there are %d shards since they were split, not %d", found.split, count)
+            self.config = msgspec.structs.replace(self.config, shards=found.split)
+            self._seats.resize(found.split)
+
+    def _meet_hosts(self, cluster: Cluster, service: ClusterService, address: Address) -> Hosts:
+        """Let hosts join, and shards be moved, from now on."""
+        config, state = self.config, self._state
+        assert state is not None
+        count = config.shards
+        supervisor = self._supervisor = Supervisor(
+            config,
+            self._secret,
+            state.path,
+            state.kept.cluster,
+            lambda shard: _now(cluster.bases(shard, count)),
+            cluster.reconcile,
+            self._fence,
+            elected=self._fence is not None,
+        )
+        self.failed = supervisor.failed
+        name = state.kept.cluster
+        farm = self._farm = Farm(supervisor, config, state.path, name, MASTER, self._secret)
+        hosts = self._hosts = Hosts(
+            self._seats,
+            self._secret,
+            lambda shard: cluster.bases(shard, count),
+            cluster.keep,
+            cluster.reconcile,
+        )
+        moves = Moves(
+            self._seats, hosts, farm, cluster.lock, cluster.keep, cluster.reconcile, self._end_own
+        )
+        service.also_answer(
+            {
+                JOIN: hosts.join,
+                SERVING: hosts.serving,
+                STAY: hosts.stay,
+                HOSTS: lambda _: hosts.list(),
+                MOVE: moves.begin,
+                SPLIT: self._split,
+            }
+        )
+        hosts.open(
+            OwnFacts(
+                name,
+                state.kept.secret,
+                cluster.run,
+                config.journal,
+                msgspec.msgpack.encode(msgspec.to_builtins(config)),
+                str(address),
+                self._told,
+            )
+        )
+        return hosts
+
+    async def _split(self, request: Split) -> SplitBegun:
+        """Bring all shards to rest, and have them split by whoever runs this master."""
+        count = self.config.shards * request.factor
+        refusal = ""
+        if not self._may_split or self.config.journal not in ("written", "synced"):
+            refusal = "this master is none that can be split while it runs"
+        elif set(self._seats.owned_by(MASTER)) != set(range(len(self._seats))):
+            refusal = "some of its shards lead on other hosts"
+        elif request.factor < 2 or count > SHARDS_MAX:
+            refusal = f"{self.config.shards} shards cannot become {count}"
+        if refusal:
+            raise UnavailableError(
+                refusal,
+                operation=SPLIT.name,
+                advice="it has to keep its state in a directory, at --journal written or synced, "
+                "and to lead all of its shards",
+            )
+        if not self.split.done():
+            self._seats.movable = True  # clients wait longer, which they hear with the next map
+            await rest(self._seats)
+            self.split.set_result(request.factor)
+        return SplitBegun(count)
 
     def _new_liveness(self, cluster: Cluster) -> Liveness:
         loop = asyncio.get_running_loop()
@@ -139,30 +274,47 @@ class Master:
             self._liveness_failed,
         )
 
-    async def _start_shards(
-        self, cluster: Cluster
-    ) -> tuple[tuple[Address, ...], Sequence[ShardLink], bool]:
-        """Return where the shards serve, how to reach them, and whether all kept their contents."""
-        config = self.config
-        assert self._state is not None
-        if config.shards > 1:
-            supervisor = self._supervisor = Supervisor(
-                config, self._secret, self._state, cluster.bases, cluster.reconcile, self._fence
-            )
-            self.failed = supervisor.failed
-            return await supervisor.start()
-        name = self._state.kept.cluster
+    async def _start_shards(self, cluster: Cluster) -> bool:
+        """Start the shards that lead here; return whether all of them kept their contents."""
+        own = self._seats.owned_by(MASTER)
+        assert self._supervisor is not None
+        if self.config.shards == 1 and own:
+            return await self._start_own()
+        kept = await self._supervisor.start(own)
+        for shard in own:
+            self._seats[shard].take(self._supervisor.link(shard), self._supervisor.address(shard))
+        return kept
+
+    async def _start_own(self) -> bool:
+        """Serve the only shard on this event loop; return whether it kept its contents."""
+        config, state = self.config, self._state
+        assert state is not None
+        assert self.failed is not None
+        name, failed = state.kept.cluster, self.failed
+        elected = self._fence is not None
         opened = await open_service(
-            config, ShardPlace(), self._clock, self._state.path, name, self._fence
+            config, ShardPlace(), self._clock, state.path, name, self._fence, elected=elected
         )
         service, self.loading = opened
         self._service = service
-        self.failed = service.failure
+        service.failure.add_done_callback(lambda done: _pass_on(done, failed))
         server = shard_server(config, service, name, self._secret)
         self._servers.append(server)
         address = await server.listen(config.host, 0, insecure=config.insecure)
         service.start()
-        return (address,), (LocalShard(service.site),), service.site.kept
+        self._seats[0].take(LocalShard(service.site), address)
+        return service.site.kept
+
+    async def _end_own(self, shard: int) -> None:
+        """Serve a shard no more that was moved to another host."""
+        assert self._farm is not None
+        service, self._service = self._service, None
+        if service is None:
+            await self._farm.end(shard)
+            return
+        service.stop()
+        await self._servers.pop().stop(grace_s=1.0)
+        await asyncio.to_thread(service.close)
 
     def _liveness_failed(self, error: Exception) -> None:
         if self.failed is not None and not self.failed.done():
@@ -176,13 +328,19 @@ class Master:
     async def stop(self, grace_s: float = 5.0) -> None:
         """Accept no more, answer what was read, end threads and processes within `grace_s`."""
         deadline = time.monotonic() + grace_s
+        if self._rounds is not None:
+            self._rounds.cancel()
         # First those who wait for something, or they would hold the end up.
         if self._service is not None:
             self._service.stop()
+        if self._farm is not None:
+            await self._farm.close()
         if self._cluster is not None:
             await self._cluster.stop()
         servers, self._servers = self._servers, []
         await asyncio.gather(*(server.stop(grace_s) for server in servers))
+        if self._hosts is not None:
+            await self._hosts.close()
         if self._liveness is not None:
             await self._liveness.stop()  # or it goes on to tell the shard who is absent
         if self._service is not None:
@@ -191,3 +349,14 @@ class Master:
             await self._supervisor.stop(max(0.5, deadline - time.monotonic()))
         if self._state is not None:
             self._state.close()
+
+
+async def _now(value: T) -> T:
+    return value
+
+
+def _pass_on(done: asyncio.Future[None], failed: asyncio.Future[None]) -> None:
+    """Let what is waited for fail with what somebody else failed with."""
+    error = None if done.cancelled() else done.exception()
+    if error is not None and not failed.done():
+        failed.set_exception(error)

@@ -11,13 +11,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
+import numpy as np
 
+from mooncake_store.core import codes as c
 from mooncake_store.core.janitor import DrainState
 from mooncake_store.core.records import SegmentState as State
 from mooncake_store.core.records import Status, Tier
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire import cluster as wire
-from transfer_engine.errors import InvalidArgumentError, StoreError
+from mooncake_store.wire import guests
+from mooncake_store.wire.hosts import YIELD, Yield, Yielded
+from transfer_engine.errors import InvalidArgumentError, StoreError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -67,6 +71,10 @@ class LocalShard:
             wire.MOUNT_SLICE.opcode: self._mount,
             wire.SEGMENT_STATE.opcode: self._change,
             wire.SLICES.opcode: self._all,
+            YIELD.opcode: self._yield,
+            guests.GUESTS.opcode: self._guests,
+            guests.OUTSTANDING.opcode: self._outstanding,
+            guests.GUESTS_LEFT.opcode: self._guests_left,
         }
 
     async def ask(
@@ -101,6 +109,40 @@ class LocalShard:
         status = self._shard.unmount(now, segment.owner, segment.uuid, force=True)
         self._site.clients.unmounted(now, segment.index)
         return status
+
+    def _yield(self, request: Yield) -> Yielded:
+        """Let the shard rest as it is, so that a copy comes to have all of it, or go on."""
+        site = self._site
+        if site.keeper is None:
+            raise UnavailableError("this shard keeps no journal, so it cannot be moved")
+        site.yielded, site.quiet = request.on, request.quiet
+        if request.on:
+            site.puts.give_up()
+            site.followers.give_up()
+            if site.keeper.on_publish is not None:
+                site.keeper.on_publish()  # standbys wait for words, and are to hear this
+        return Yielded(site.keeper.head, int(self._shard.tally[c.UNFINISHED]))
+
+    def _guests(self, request: guests.GuestsRequest) -> guests.Guests:
+        """Return some of what other shards have where this one gives out space."""
+        found = self._shard.guests()
+        found = found[np.argsort(found[:, 3])]
+        first = int(np.searchsorted(found[:, 3], request.after))
+        some = found[first : first + guests.GUESTS_MAX]
+        numbers, segments, places = (some[:, at].tobytes() for at in (3, 0, 1))
+        return guests.Guests(numbers, segments, places)
+
+    def _outstanding(self, request: guests.OutstandingRequest) -> guests.Outstanding:
+        """Return which of these places hold something of this shard."""
+        there = self._shard.outstanding(
+            guests.column(request.segments), guests.column(request.places)
+        )
+        return guests.Outstanding(there.astype(np.uint8).tobytes())
+
+    def _guests_left(self, request: guests.GuestsLeft) -> guests.Left:
+        """Have the space of guests that are none any more."""
+        numbers = guests.column(request.numbers)
+        return guests.Left(self._shard.guests_left(self._site.now(), numbers))
 
     def _all(self, request: wire.SlicesRequest) -> wire.SlicesReply:
         """Return every slice the shard has not forgotten."""

@@ -1,6 +1,7 @@
 """One shard as a process: `python -m mooncake_store.master.shard_process`, started by a master.
 
-Settings come over the channel to the parent; without one it ends at once. It serves clients and the
+Settings come over the channel to the parent; without one it ends at once. One that is started ahead
+loads what it will need, and waits for them. It serves clients and the
 master on sockets that it inherits from the master, and ends when that does.
 """
 
@@ -17,6 +18,7 @@ import msgspec
 
 from mooncake_store.clock import SystemClock
 from mooncake_store.config.settings import MasterConfig
+from mooncake_store.core.warmup import warmup
 from mooncake_store.master.building import open_service, shard_server
 from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.site import ShardPlace
@@ -46,7 +48,9 @@ async def serve(parent: Parent, message: Mapping[str, Any], config: MasterConfig
     folder = Path(message["folder"]) if message["folder"] else None
     clock = SystemClock()
     fence = Fence(message["fence"]) if message["fence"] >= 0 else None
-    service, loading = await open_service(config, place, clock, folder, message["cluster"], fence)
+    service, loading = await open_service(
+        config, place, clock, folder, message["cluster"], fence, elected=message["elected"]
+    )
     link = LocalShard(service.site)
     link.place(message["bases"])
     async with (
@@ -74,11 +78,17 @@ def main() -> int:
     """Run one shard; returns the exit code."""
     hold_garbage_collection()
     parent = Parent()
-    config = msgspec.convert(parent.message["config"], MasterConfig)
+    message = parent.message
+    if message.get("ahead"):
+        # Nobody waits yet, so what a shard needs is loaded before it is known which.
+        warmup()
+        parent.ready({})
+        message = parent.wait()
+    config = msgspec.convert(message["config"], MasterConfig)
     logs.configure(config.log_level, as_json=config.log_json)
     try:
         kernels.forget_stale_caches()
-        run(serve(parent, parent.message, config))
+        run(serve(parent, message, config))
     except StoreError as error:
         parent.failed(error)
         return 1

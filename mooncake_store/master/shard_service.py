@@ -94,31 +94,38 @@ class ShardService:
             self.site.keeper.close()
 
     def _tick(self) -> None:
-        now = self.site.now()
+        site = self.site
         try:
-            self.site.shard.tick(now)
-            self.site.puts.retry(now)
-            self.site.clients.expire(now)
-            if not self.site.followers.empty:
-                self.site.followers.wake(self.site.shard.events.next_number)
+            if not site.yielded:
+                self._do_duties(site.now())
         except Exception as error:
             # A broken invariant: whoever started this shard has to end it, loudly.
-            log.exception("shard %d failed", self.site.place.shard)
+            log.exception("shard %d failed", site.place.shard)
             if not self.failure.done():
                 self.failure.set_exception(error)
             return
         # Nobody notices that a shard which nobody uses expires things a little later.
-        site = self.site
         idle = site.requests == self._seen and site.puts.empty and site.followers.empty
         self._seen = site.requests
         delay_s = IDLE_TICK_S if idle else TICK_S
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _do_duties(self, now: int) -> None:
+        site = self.site
+        site.shard.tick(now)
+        site.puts.retry(now)
+        site.clients.expire(now)
+        if not site.followers.empty:
+            site.followers.wake(site.shard.events.next_number)
 
     def handle(self, connection: Connection, frame: Frame) -> Reply | Awaitable[Reply]:
         """Answer one request."""
         if self._fence is not None:
             self._fence.check()
         self.site.requests += 1
+        if self.site.yielded and frame.opcode != JOURNAL.opcode:
+            # As if it could not be reached: nothing of it was done, so it may be asked elsewhere.
+            raise UnavailableError("this shard is moving to another host", operation=wire.OPEN.name)
         peer = connection.context
         if peer is None:
             if frame.opcode == JOURNAL.opcode:  # a standby is no client

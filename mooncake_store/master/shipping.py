@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mooncake_store.core.ring import HANDED_OVER
 from mooncake_store.journal.layout import VERSION
 from mooncake_store.master.site import wait_max_ms
 from mooncake_store.wire.standby import JOURNAL, WORDS_MAX
@@ -62,8 +63,8 @@ class _Standby:
     """Whether it is the one that changes wait for..."""
     since: int = 0
     """...and from which position on all did; what stands before it may not have."""
-    exact: bool = False
-    """Whether it was told that it has all that was answered."""
+    exact: int = 0
+    """What it was told of that: whether it has all that was answered."""
 
 
 class Shipping:
@@ -142,7 +143,9 @@ class Shipping:
             standby.since = keeper.head
         if known and standby.counts:
             keeper.followed(request.held)
-        exact = known and standby.counts and request.held >= standby.since
+        exact = int(known and standby.counts and request.held >= standby.since)
+        if self._site.yielded and known and request.held == keeper.head:
+            exact = HANDED_OVER
         told, standby.exact = standby.exact, exact
         # That it has all it has to know at once: it could not lead before.
         if known and position == keeper.head and not standby.runs and told == exact:

@@ -17,7 +17,7 @@ import os
 import secrets
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -30,11 +30,11 @@ from transfer_engine.rpc.server import bound
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from pathlib import Path
 
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.shard_link import ReplyT, RequestT
-    from mooncake_store.master.state_directory import StateDirectory
     from mooncake_store.program.fence import Fence
     from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.registry import Operation
@@ -78,9 +78,13 @@ class _Shard:
     admin: list[socket.socket]
     link: RemoteShard
     child: Child | None = None
+    ahead: Child | None = None
+    """A process that was started ahead, and waits to be told what it is for."""
     keeps: bool = False
     starting: bool = False
     """Whether it is being started again."""
+    ending: bool = False
+    """Whether it is to end."""
     starts: deque[float] = field(default_factory=lambda: deque(maxlen=STARTS_MAX))
     """When it was."""
 
@@ -88,42 +92,68 @@ class _Shard:
 class Supervisor:
     """The shard processes of one master.
 
-    `bases(shard, shards)` says where in each segment that is known the slice of a shard begins;
-    `agree()` agrees with all shards on what there is, when one was started again.
+    `bases(shard)` says where in each segment that is known the slice of a shard begins; `agree()`
+    agrees with all shards on what there is, when one was started again.
     """
 
     def __init__(
         self,
         config: MasterConfig,
         secret: bytes | None,
-        state: StateDirectory,
-        bases: Callable[[int, int], list[tuple[int, int]]],
+        folder: Path | None,
+        cluster: str,
+        bases: Callable[[int], Awaitable[Sequence[tuple[int, int]]]],
         agree: Callable[[], Awaitable[None]],
         fence: Fence | None = None,
+        *,
+        elected: bool = False,
     ) -> None:
         self._fence = fence
+        self._elected = elected
         self._config = config
         self._secret = secret
-        self._state = state
+        self._folder = folder
+        self._cluster = cluster
         self._bases = bases
         self._agree = agree
         self._admin_secret = secrets.token_bytes(32)
-        self._shards: list[_Shard] = []
+        self._shards: dict[int, _Shard] = {}
+        self._ahead: dict[int, _Shard] = {}
         self._watched: list[int] = []
         self._restarts: set[asyncio.Task[None]] = set()
         self._stopped = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def start(self) -> tuple[tuple[Address, ...], list[RemoteShard], bool]:
-        """Start all shards at once.
+    async def start(self, numbers: Iterable[int]) -> bool:
+        """Start some shards at once; return whether all of these kept their contents."""
+        fresh = [
+            self._ahead.pop(number) if number in self._ahead else self._bind(number)
+            for number in numbers
+        ]
+        self._shards |= {shard.number: shard for shard in fresh}
+        kept = await asyncio.gather(*(self._run(shard) for shard in fresh))
+        return all(kept)
 
-        Returns their addresses and links in slot order, and whether all kept their contents.
-        """
-        for number in range(self._config.shards):
-            self._shards.append(self._bind(number))
-        kept = await asyncio.gather(*(self._run(shard) for shard in self._shards))
-        addresses = tuple(_address(shard.clients) for shard in self._shards)
-        return addresses, [shard.link for shard in self._shards], all(kept)
+    @property
+    def numbers(self) -> set[int]:
+        """Which shards there are."""
+        return set(self._shards)
+
+    def address(self, number: int) -> Address:
+        """Where a shard serves."""
+        return _address(self._shards[number].clients)
+
+    def link(self, number: int) -> RemoteShard:
+        """How it is reached from here."""
+        return self._shards[number].link
+
+    async def end(self, number: int, grace_s: float = END_S) -> None:
+        """Let a shard end, in good order if it can, and serve nobody in its place."""
+        shard = self._shards.pop(number)
+        shard.ending = True
+        await _close(shard)
+        if shard.child is not None:
+            await asyncio.to_thread(shard.child.stop, grace_s)
 
     def _bind(self, number: int) -> _Shard:
         config, secret = self._config, self._admin_secret
@@ -140,19 +170,20 @@ class Supervisor:
             "shard": shard.number,
             "secret": self._secret,
             "admin_secret": self._admin_secret,
-            "bases": self._bases(shard.number, self._config.shards),
-            "folder": str(self._state.path or ""),
-            "cluster": self._state.kept.cluster,
+            "bases": await self._bases(shard.number),
+            "folder": str(self._folder or ""),
+            "cluster": self._cluster,
             "clients": clients,
             "admin": admin,
             "fence": -1 if self._fence is None else self._fence.fd,
+            "elected": self._elected,
         }
-        child = shard.child = Child(
-            "mooncake_store.master.shard_process",
-            message,
-            name=shard.name,
-            fds=[*clients, *admin, *([] if self._fence is None else [self._fence.fd])],
-        )
+        child, shard.ahead = shard.ahead, None
+        if child is None:
+            child = self._spawn(shard, message)
+        else:
+            child.tell(message)
+        shard.child = child
         answer = await asyncio.to_thread(child.wait_ready)
         shard.keeps = answer["keeps"]
         if not self._stopped:
@@ -161,10 +192,36 @@ class Supervisor:
             asyncio.get_running_loop().add_reader(fd, self._ended, fd, shard, child)
         return bool(answer["kept"])
 
+    def _spawn(self, shard: _Shard, message: dict[str, Any]) -> Child:
+        clients, admin = ([each.fileno() for each in s] for s in (shard.clients, shard.admin))
+        return Child(
+            "mooncake_store.master.shard_process",
+            message,
+            name=shard.name,
+            fds=[*clients, *admin, *([] if self._fence is None else [self._fence.fd])],
+        )
+
+    async def start_ahead(self, number: int) -> None:
+        """Have a process ready for a shard that may be started soon. Raises StoreError."""
+        if number not in self._ahead:
+            shard = self._ahead[number] = self._bind(number)
+            shard.ahead = self._spawn(shard, {"ahead": True})
+            await asyncio.to_thread(shard.ahead.wait_ready)
+
+    async def forget_ahead(self, number: int) -> None:
+        """Do without the process that was started ahead, if there is one."""
+        shard = self._ahead.pop(number, None)
+        if shard is not None:
+            await _close(shard)
+            assert shard.ahead is not None
+            await asyncio.to_thread(shard.ahead.stop, STOP_S)
+
     def _ended(self, fd: int, shard: _Shard, child: Child) -> None:
         self._unwatch(fd)
         code = child.process.wait()
         child.release()
+        if shard.ending:
+            return
         error = UnavailableError(
             f"{child.name} (process {child.pid}) ended with code {code}",
             advice="see what it wrote to standard error; the master must be restarted",
@@ -218,7 +275,7 @@ class Supervisor:
     async def _agree_anew(self) -> None:
         """Let the master agree with all shards, once none of them is being started any more."""
         for attempt in range(AGREEMENTS_MAX):
-            if any(shard.starting for shard in self._shards):
+            if any(shard.starting for shard in self._shards.values()):
                 return  # the last of them does
             try:
                 await self._agree()
@@ -242,17 +299,24 @@ class Supervisor:
             self._unwatch(fd)
         for task in list(self._restarts):
             task.cancel()
-        shards, self._shards = self._shards, []
+        shards, self._shards = list(self._shards.values()), {}
         for shard in shards:
-            await shard.link.client.close()
-            for each in (*shard.clients, *shard.admin):
-                each.close()
+            await _close(shard)
+        for number in list(self._ahead):
+            await self.forget_ahead(number)
         children = [shard.child for shard in shards if shard.child is not None]
         for child in children:
             child.release()
         # What was written down is brought to files first.
         grace_s = max(grace_s, END_S)
         await asyncio.gather(*(asyncio.to_thread(child.stop, grace_s) for child in children))
+
+
+async def _close(shard: _Shard) -> None:
+    """Let nobody reach a shard any more."""
+    await shard.link.client.close()
+    for each in (*shard.clients, *shard.admin):
+        each.close()
 
 
 def _address(sockets: list[socket.socket]) -> Address:

@@ -70,6 +70,11 @@ class Child:
         with contextlib.suppress(BrokenPipeError):  # it died at once; `wait_ready` says so
             _send(ours, message)
 
+    def tell(self, message: dict[str, Any]) -> None:
+        """Send a child what it waits for that was started ahead (`Parent.wait`)."""
+        with contextlib.suppress(BrokenPipeError):
+            _send(self._channel, message)
+
     @property
     def pid(self) -> int:
         """The number of the process."""
@@ -137,10 +142,14 @@ class Parent:
         # Ctrl-C reaches the whole group of processes; the parent decides what ends when.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._channel = socket.socket(fileno=os.dup(0))
+        self.message = self.wait()
+
+    def wait(self) -> dict[str, Any]:
+        """Return the next message of the parent; ends the process when the parent is gone."""
         message = _receive(self._channel)
         if message is None:
             raise SystemExit(1)
-        self.message = message
+        return message
 
     def ready(self, message: dict[str, Any]) -> None:
         """Tell the parent that this process serves."""

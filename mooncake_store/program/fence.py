@@ -44,8 +44,9 @@ class Fence:
         """Raise UnavailableError where the time is over."""
         if time.monotonic_ns() >= self._word[0]:
             raise UnavailableError(
-                "this master leads no more",
-                advice="ask the other one; clients that know both do so by themselves",
+                "this process may answer no more: another one may lead",
+                operation="open",  # nothing of it was done, so it may be asked elsewhere
+                advice="ask that one; clients that know all of them do so by themselves",
             )
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Keeping copies of a leader up to date: a thread for each shard, and one for the registers.
 
     registers = RegistersFollower("10.0.0.5:50051", secret, path, on_first)
-    shard = ShardFollower(registers, mirror, 0, secret, number_of(path))
+    shard = ShardFollower(lambda: registers.place_of(0), mirror, 0, secret, number_of(path))
 
 Each asks for what is new and waits for it at the leader. What cannot be reached is asked again,
 for as long as the process runs: a standby outlasts its leader, that is what it is for. Where the
@@ -85,8 +85,12 @@ class Follower(abc.ABC):
         """Ask no more; return when the thread has ended."""
         self._stopped.set()
         self._thread.stop()
+        connection = self._connection
+        if connection is not None:
+            connection.interrupt()
         if self._thread.ident is not None:
             self._thread.join(CALL_S)
+        self._drop()
 
     @property
     def silent_ms(self) -> int:
@@ -149,18 +153,26 @@ class RegistersFollower(Follower):
     """Copies what the master writes down beside its journals to a state directory."""
 
     def __init__(
-        self, address: str, secret: bytes | None, path: Path, on_first: Callable[[], object]
+        self, address: str, secret: bytes | None, path: Path, on_news: Callable[[], object]
     ) -> None:
+        """`on_news` is called on the thread whenever something came, or was refused at first."""
         super().__init__("registers", CLUSTER, secret)
         self._leader = address
         self._path = path
-        self._on_first = on_first
+        self._on_news = on_news
         self.last: RegistersReply | None = None
         registers, kept = RegisterFile(path).read(), read_kept(path)
         self._life = None if registers is None else registers.life
         self._kept = None if kept is None else (kept.cluster, kept.secret)
         self.refusal: StoreError | None = None
         """Why its leader is none for this directory, where that was so at first."""
+        self.owners: tuple[int, ...] = ()
+        """Who leads each shard; empty where the leader leads all."""
+
+    def place_of(self, shard: int) -> tuple[str, str]:
+        """Where a shard serves, and of which cluster it is."""
+        assert self.last is not None
+        return self.last.shards[shard], self.last.cluster
 
     def _address(self) -> tuple[str, str]:
         return self._leader, "" if self.last is None else self.last.cluster
@@ -180,17 +192,18 @@ class RegistersFollower(Follower):
                     f"{self._path} of another one",
                     advice="name another directory with --state to follow that master",
                 )
-            if last is None or (reply.run, reply.version) != (last.run, last.version):
+            news = last is None or (reply.run, reply.version) != (last.run, last.version)
+            if news:
                 self._write(reply)
         except StoreError as error:
             if last is None:
                 self.refusal = error
-                self._on_first()
+                self._on_news()
             raise
         self._kept = reply.cluster, reply.secret
         self.last = reply
-        if last is None:
-            self._on_first()
+        if news:
+            self._on_news()
 
     def look(self) -> str:
         """Ask this moment whether the leader is there; return what then stands against another."""
@@ -215,7 +228,7 @@ class RegistersFollower(Follower):
                 advice="stop it and promote this standby, or start `mooncake master` on its "
                 "directory; to do without these objects, name another one with --state",
             )
-        self._life = registers.life
+        self._life, self.owners = registers.life, registers.hosts
         # Where it was written is not where it is: who starts here waits for its workers.
         write_registers(self._path / REGISTERS_FILE, msgspec.structs.replace(registers, place=""))
 
@@ -225,22 +238,20 @@ class ShardFollower(Follower):
 
     def __init__(
         self,
-        registers: RegistersFollower,
+        find: Callable[[], tuple[str, str]],
         mirror: ShardMirror,
         shard: int,
         secret: bytes | None,
         number: int,
     ) -> None:
+        """`find` returns where the shard serves, and its cluster."""
         super().__init__(f"shard {shard}", SHARD, secret)
         self._number = number
-        self._registers = registers
-        self._shard = shard
+        self._find = find
         self.mirror = mirror
 
     def _address(self) -> tuple[str, str]:
-        last = self._registers.last
-        assert last is not None
-        return last.shards[self._shard], last.cluster
+        return self._find()
 
     def _ask(self) -> None:
         mirror = self.mirror

@@ -79,6 +79,8 @@ class ShardMirror:
         """Up to where words have come, whole or not; 0 before the first."""
         self.head = 0
         """Where the leader was when it was heard last."""
+        self.all_there = False
+        """Whether the leader rests, and there is nothing of it that is not here."""
         self._snapshot = (0, 0)  # where it begins, and up to where its words have to be here
         self._go_on()
 
@@ -137,6 +139,7 @@ class ShardMirror:
         if not header[words.COPIED] or ahead_ns > header[words.AHEAD]:
             header[words.AHEAD] = ahead_ns
         header[words.COPIED] = words.EXACT if reply.exact else words.LACKING
+        self.all_there = reply.exact == words.HANDED_OVER
         if reply.snapshot != self._snapshot[0]:
             self._snapshot = reply.snapshot, reply.head
         if reply.whole:
@@ -197,6 +200,15 @@ class ShardMirror:
         if ring is not None:
             ring.close()
         return ended
+
+    def hand_over(self) -> None:
+        """Note that whom this is a copy of never goes on: who leads from here goes on in its place.
+
+        Only where all is there, leases included.
+        """
+        assert self.all_there
+        assert self._ring is not None
+        self._ring.ring.header[words.COPIED] = words.HANDED_OVER
 
     def close(self) -> bool:
         """Let a master have the folder; return whether all is in files. Idempotent."""

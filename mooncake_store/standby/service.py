@@ -25,6 +25,7 @@ import msgspec
 from mooncake_store import __version__
 from mooncake_store.journal.origin import Origin
 from mooncake_store.master.kept_files import unusable, write_whole
+from mooncake_store.master.seats import MASTER
 from mooncake_store.master.state_directory import (
     AUTO,
     NONE,
@@ -38,7 +39,7 @@ from mooncake_store.master.state_directory import (
 from mooncake_store.standby.following import RegistersFollower, ShardFollower
 from mooncake_store.standby.mirror import ShardMirror
 from mooncake_store.wire import cluster as wire
-from mooncake_store.wire.standby import PROMOTE, STANDBY, Promoted, StandbyStatus
+from mooncake_store.wire.standby import PROMOTE, STANDBY, CopiedShard, Promoted, StandbyStatus
 from transfer_engine.errors import AuthError, ConfigError, UnavailableError
 from transfer_engine.rpc.server import Server
 
@@ -57,6 +58,7 @@ log = logging.getLogger(__name__)
 
 NUMBER = "standby.number"
 """The file with it."""
+_ELSEWHERE = CopiedShard("elsewhere", 0, 0, 0, "another host leads it")
 
 
 class Standby:
@@ -72,17 +74,19 @@ class Standby:
         self._path = state_path(config)
         self._undo = ExitStack()
         self._undo.enter_context(held(self._path))
-        loop, heard = asyncio.get_running_loop(), asyncio.Event()
-        self._heard = heard
+        loop = asyncio.get_running_loop()
+        self._heard = asyncio.Event()
         self._registers = RegistersFollower(
-            leader, secret, self._path, lambda: loop.call_soon_threadsafe(heard.set)
+            leader, secret, self._path, lambda: loop.call_soon_threadsafe(self._hear)
         )
-        self._shards: list[ShardFollower] = []
+        self._count = 0
+        self._shards: dict[int, ShardFollower] = {}
+        self._following: asyncio.Task[None] | None = None
 
     @property
     def shards(self) -> int:
-        """How many shards its leader has; 0 before that is known."""
-        return len(self._shards)
+        """How many shards there are; 0 before that is known."""
+        return self._count
 
     async def begin(self) -> None:
         """Follow the leader once it answers. Raises ConfigError where it cannot be copied."""
@@ -100,20 +104,49 @@ class Standby:
                 f"{config.objects_max}",
                 advice=f"start it with --objects-max {last.objects_max}",
             )
-        count = len(last.shards)
         if config.journal == "none":
             raise ConfigError("a standby keeps a journal", advice="leave out --journal none")
+        self._count = len(last.shards)
+        await self._follow()
+
+    def _hear(self) -> None:
+        """Hear that something came of the registers."""
+        self._heard.set()
+        if self._count and (self._following is None or self._following.done()):
+            self._following = asyncio.ensure_future(self._follow())
+
+    async def _follow(self) -> None:
+        """Follow the shards that lead beside the leader; others have hosts of their own."""
+        while self._wanted() != self._shards.keys():
+            for shard in self._wanted() - self._shards.keys():
+                self._shards[shard] = await asyncio.to_thread(self._copy, shard)
+            for shard in self._shards.keys() - self._wanted():
+                await self._leave(self._shards.pop(shard))
+
+    def _wanted(self) -> set[int]:
+        owners = self._registers.owners or (MASTER,) * self._count
+        return {shard for shard in range(self._count) if owners[shard] == MASTER}
+
+    def _copy(self, shard: int) -> ShardFollower:
+        last, config = self._registers.last, self._config
+        assert last is not None
         level: Level = "synced" if config.journal == "synced" else "written"
-        me = number_of(self._path)
-        for number in range(count):
-            origin = Origin(last.cluster, number, count)
-            folder = self._path / f"shard-{number}"
-            mirror = ShardMirror(folder, origin, level=level, events=config.events_kept)
-            self._undo.callback(mirror.close)
-            follower = ShardFollower(self._registers, mirror, number, self._secret, me)
-            self._shards.append(follower)
-        for shard in self._shards:
-            shard.start()
+        origin = Origin(last.cluster, shard, self._count)
+        folder = self._path / f"shard-{shard}"
+        mirror = ShardMirror(folder, origin, level=level, events=config.events_kept)
+        follower = ShardFollower(
+            lambda: self._registers.place_of(shard),
+            mirror,
+            shard,
+            self._secret,
+            number_of(self._path),
+        )
+        follower.start()
+        return follower
+
+    async def _leave(self, follower: ShardFollower) -> None:
+        await asyncio.to_thread(follower.stop)
+        await asyncio.to_thread(follower.mirror.close)
 
     def status(self) -> StandbyStatus:
         """Return how the copy stands."""
@@ -121,18 +154,23 @@ class Standby:
         return StandbyStatus(
             self.leader,
             "" if last is None else last.cluster,
-            tuple(shard.status() for shard in self._shards),
+            tuple(
+                self._shards[shard].status() if shard in self._shards else _ELSEWHERE
+                for shard in range(self._count)
+            ),
             self._lacking(),
         )
 
     def _lacking(self) -> str:
         """Say why it cannot be promoted now; empty where it can."""
-        if not self._shards:
+        if not self._count:
             return f"nothing was heard of its leader {self.leader} yet: {self._registers.why}"
-        for number, shard in enumerate(self._shards):
+        for number in self._wanted() - self._shards.keys():
+            return f"shard {number} is not copied yet"
+        for number, shard in sorted(self._shards.items()):
             if shard.mirror.state != "following":
                 return f"shard {number} is not copied as a whole: {shard.mirror.told}"
-        if any(each.connected for each in (self._registers, *self._shards)):
+        if any(each.connected for each in (self._registers, *self._shards.values())):
             return f"its leader {self.leader} answers: stop that first"
         return ""
 
@@ -143,7 +181,8 @@ class Standby:
             raise UnavailableError(
                 f"this standby cannot be promoted: {lacking}", operation="promote"
             )
-        lost = sum(max(0, shard.mirror.head - shard.mirror.position) for shard in self._shards)
+        mirrors = [shard.mirror for shard in self._shards.values()]
+        lost = sum(max(0, mirror.head - mirror.position) for mirror in mirrors)
         await self.close()
         log.warning(
             "promoted: this standby of %s leads from now on; its leader was %d words ahead when "
@@ -154,8 +193,10 @@ class Standby:
 
     async def close(self) -> None:
         """Follow no more, and let a master have the directory. Idempotent."""
-        followers = (self._registers, *self._shards)
-        await asyncio.gather(*(asyncio.to_thread(each.stop) for each in followers))
+        await asyncio.to_thread(self._registers.stop)
+        if self._following is not None:
+            await asyncio.wait({self._following})
+        await asyncio.gather(*(self._leave(each) for each in self._shards.values()))
         await asyncio.to_thread(self._undo.close)
 
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import msgspec
 
+from mooncake_store.wire.guests import GUESTS, GUESTS_LEFT, OUTSTANDING
+from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, SPLIT, STAY, YIELD
 from mooncake_store.wire.standby import PROMOTE, REGISTERS, STANDBY
 from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.registry import Operation, Registry
@@ -47,6 +49,8 @@ class ClusterMap(msgspec.Struct, frozen=True, array_like=True, tag="map"):
     """Whether the contents come from the run that was asked about. Else they are older than what
     was known then, or of another line: what a client remembers of places does not hold, and what
     the master knows of a worker's memory may be wrong, so that it has to lend other memory."""
+    movable: bool = False
+    """Whether there are hosts to which a shard that is away may be on its way."""
 
 
 class SegmentSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -282,8 +286,10 @@ CLUSTER = Registry(
     "mooncake",
     [
         MAP, MOUNT, UNMOUNT, SEGMENTS, STATUS, DRAIN, DRAIN_STATUS,
-        REGISTERS, STANDBY, PROMOTE,
+        REGISTERS, STANDBY, PROMOTE, JOIN, SERVING, STAY, HOSTS, MOVE, SPLIT,
     ],
 )  # fmt: skip
 LIVENESS = Registry("mooncake-liveness", [PING])
-ADMIN = Registry("mooncake-admin", [MOUNT_SLICE, SEGMENT_STATE, SLICES])
+ADMIN = Registry(
+    "mooncake-admin", [MOUNT_SLICE, SEGMENT_STATE, SLICES, YIELD, GUESTS, OUTSTANDING, GUESTS_LEFT]
+)

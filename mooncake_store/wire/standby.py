@@ -118,7 +118,7 @@ JOURNAL = Operation(
             ("position", "i8"),
             # Whether the words end where the stream has a boundary.
             ("whole", "u1"),
-            # Whether nothing is answered that this standby does not have.
+            # Whether nothing is answered that this standby does not have; 3: nor ever will be.
             ("exact", "u1"),
             ("head", "i8"),
             ("horizon", "i8"),

@@ -167,7 +167,7 @@ def test_a_state_that_is_not_whole_is_not_exported(state, command, tmp_path):
     file.write_bytes(data)
     code, _, err = command("export", tmp_path / "file", "--state", broken)
     assert code == 1
-    assert "the state of shard 1 cannot be exported: the journal is not whole" in err
+    assert "the state of shard 1 is not whole: the journal is not whole" in err
     assert "mooncake journal verify" in err
     assert os.listdir(tmp_path) == ["state"]
 

@@ -7,7 +7,7 @@ from mooncake_store.master import shard_process
 _open = shard_process.open_service
 
 
-async def open_service(*arguments):
+async def open_service(*arguments, **options):
     """Make a service as the real one does."""
     service, loading = await _open(*arguments)
     service.site.keeps = service.site.kept = True

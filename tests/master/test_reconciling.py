@@ -19,8 +19,10 @@ from mooncake_store.core.shard import Shard
 from mooncake_store.errors import PeerLostError, UnavailableError
 from mooncake_store.master import cluster, registers
 from mooncake_store.master.cluster import Cluster
+from mooncake_store.master.cluster_service import ClusterService
 from mooncake_store.master.overview import ClusterFacts
 from mooncake_store.master.registers import RegisterFile
+from mooncake_store.master.seats import Seats
 from mooncake_store.master.shard_link import LocalShard, slice_of
 from mooncake_store.master.site import ShardPlace, ShardTimes, Site
 from mooncake_store.wire import cluster as wire
@@ -125,17 +127,21 @@ class Run:
             for at, shard in enumerate(shards)
         ]
         self.links = [Link(site) for site in self.sites]
-        self.cluster = Cluster(clock)
+        seats = Seats(len(shards))
+        for seat, link in zip(seats, self.links, strict=True):
+            seat.take(link, HERE)
+        self.cluster = Cluster(clock, seats)
+        self.service = ClusterService(self.cluster.handlers, lambda: self.cluster.begun)
 
     async def __aenter__(self):
         life = self.cluster.recall(RegisterFile(self.folder), self.found, "here")
         for site in self.sites:
             site.clients.restore(site.now())
         facts = ClusterFacts(
-            "name", 1, "version", (HERE,), HERE, 1000, 10_000, "xxh3", b"",
+            "name", 1, "version", HERE, 1000, 10_000, "xxh3", b"",
             life if self.kept and life is not None else next(_lives), 1000,
         )  # fmt: skip
-        await self.cluster.begin(facts, self.links, self.liveness)
+        await self.cluster.begin(facts, self.liveness)
         return self
 
     async def __aexit__(self, *_):
@@ -144,7 +150,7 @@ class Run:
     async def ask(self, operation, request, connection=CONNECTION):
         """Ask the cluster service as a connection would."""
         body = operation.request.pack(request)
-        answer = self.cluster.handle(connection, Frame(operation.opcode, 0, 1, 0, body))
+        answer = self.service.handle(connection, Frame(operation.opcode, 0, 1, 0, body))
         if inspect.isawaitable(answer):
             answer = await answer
         return operation.reply.unpack(answer)

@@ -18,6 +18,8 @@ from mooncake_store.errors import (
     UnavailableError,
 )
 from mooncake_store.master.cluster import Cluster
+from mooncake_store.master.cluster_service import ClusterService
+from mooncake_store.master.seats import Seats
 from mooncake_store.wire.cluster import CLUSTER, MAP, UNMOUNT
 from mooncake_store.wire.shard import OpenClient
 from mooncake_store.worker import copier, errands
@@ -299,7 +301,8 @@ def test_a_worker_without_a_master_says_so_and_holds_nothing(free_port):
 
 
 def test_a_worker_waits_for_a_master_that_compiles_its_kernels():
-    starting, asked = Cluster(SystemClock()), []
+    starting = ClusterService(Cluster(SystemClock(), Seats(1)).handlers, lambda: False)
+    asked = []
 
     def handle(connection, frame):
         if frame.opcode == MAP.opcode:

@@ -138,7 +138,7 @@ async def test_readers_are_told_nothing_and_promote_nobody(tmp_path, shards, ope
     async with Run(tmp_path, shards) as run:
         frame = Frame(operation.opcode, 0, 1, 0, operation.request.pack(request_))
         with pytest.raises(AuthError, match="read-only"):
-            run.cluster.handle(READER, frame)
+            run.service.handle(READER, frame)
 
 
 async def test_a_master_is_no_standby_and_one_that_keeps_nothing_has_none(tmp_path, shards):

@@ -27,6 +27,7 @@ What it does not do: retry. Only the caller knows whether a request may be sent 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -353,6 +354,11 @@ class BlockingConnection:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(0))
+
+    def interrupt(self) -> None:
+        """Let whoever waits for a reply lose the connection at once; for any thread."""
+        with contextlib.suppress(OSError):  # it is lost already
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the socket; requests without a reply stay without."""

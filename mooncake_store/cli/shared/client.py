@@ -28,6 +28,7 @@ __all__ = [
     "ProfileOption",
     "SecretOption",
     "Stopwatch",
+    "UrlOption",
     "connected",
     "key_of",
     "shown",

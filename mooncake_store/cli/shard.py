@@ -1,0 +1,334 @@
+"""`mooncake shard`: shards that lead on other hosts than their master."""
+
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mooncake_store.cli.shared.app import (
+    ExitCode,
+    JsonOption,
+    emit,
+    examples,
+    make_app,
+    note,
+    table,
+)
+from mooncake_store.cli.shared.client import SecretOption, UrlOption, store_url
+from mooncake_store.cli.shared.program_options import ConfigOption, begin, setting_options
+from mooncake_store.cli.shared.shards import shards_in
+from mooncake_store.config.settings import MasterConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from mooncake_store.wire.hosts import HostsReply, MoveState
+    from transfer_engine.rpc.blocking import BlockingConnection
+
+app = make_app("Lead shards of a pool on several hosts, and move them.")
+
+CALL_S = 10.0
+POLL_S = 0.2
+SPLIT_S = 600.0
+"""How long a master may take to split its shards, and to start with them."""
+
+
+@app.command(
+    epilog=examples(
+        (
+            "mooncake shard serve --of 10.0.0.5:50051 --lead 4-7 --host 10.0.0.6 --port 50061"
+            " --state /var/lib/mooncake --secret-file secret",
+            "four of the eight shards of that master",
+        ),
+        (
+            "mooncake shard serve --of 10.0.0.5:50051 --copy 4-7 --host 10.0.0.7 --port 50061"
+            " --state /var/lib/mooncake --secret-file secret",
+            "none, until some are moved here; with copies of four",
+        ),
+    )
+)
+@setting_options(MasterConfig)
+def serve(
+    of: Annotated[
+        str,
+        typer.Option(
+            "--of", metavar="HOST:PORT,...", help="The master, and those that may stand in for it."
+        ),
+    ],
+    given: dict[str, Any],
+    lead: Annotated[
+        str | None,
+        typer.Option(
+            "--lead", metavar="SHARDS", help="Which shards to lead, if nobody does yet: 4-7."
+        ),
+    ] = None,
+    copy: Annotated[
+        str | None,
+        typer.Option(
+            "--copy",
+            metavar="SHARDS",
+            help="Which shards to copy while others lead them, so that they outlive their host.",
+        ),
+    ] = None,
+    file: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Lead shards for a master elsewhere until SIGTERM or Ctrl-C.
+
+    What concerns objects is set at the master; of the options here, those of this host count: its
+    addresses, state, secret and logs.
+    """
+    from mooncake_store.program.garbage_collection import hold_garbage_collection
+
+    hold_garbage_collection()
+    from mooncake_store.endpoint import split_addresses
+    from mooncake_store.hosting.program import serve_host
+    from mooncake_store.master.running import stop_of
+    from mooncake_store.masters import Masters
+    from mooncake_store.program import kernels
+    from transfer_engine.rpc.server import run
+
+    masters = Masters(split_addresses(of))
+    wanted, copied = ([] if text is None else shards_in(text) for text in (lead, copy))
+    settings, secret = begin(MasterConfig, file, given)
+
+    def ready(facts: "Mapping[str, Any]") -> None:
+        led = ", ".join(map(str, facts["shards"])) or "no"
+        emit(
+            {"ready": True, **facts},
+            as_json=as_json,
+            human=lambda: f"mooncake shard leads {led} shards of {of} at {facts['address']}",
+        )
+        sys.stdout.flush()
+
+    async def serve_it() -> None:
+        await serve_host(settings, masters, wanted, copied, secret, ready, stop_of(None))
+
+    kernels.forget_stale_caches()
+    run(serve_it())
+
+
+@app.command(
+    "list", epilog=examples(("mooncake shard list --master 10.0.0.5:50051", "who leads what"))
+)
+def list_(
+    url: UrlOption = None,
+    secret_file: SecretOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Say which host leads which shard; ends with 4 while one is led by none."""
+    with _connected(url, secret_file) as connection:
+        found = _hosts(connection)
+    emit(_value(found), as_json=as_json, human=lambda: _drawn(found))
+    return ExitCode.UNAVAILABLE if found.missing else ExitCode.OK
+
+
+@app.command(
+    epilog=examples(
+        (
+            "mooncake shard move 2,3 10.0.0.6:50061 --master 10.0.0.5:50051",
+            "to a host that runs `mooncake shard serve`",
+        ),
+        ("mooncake shard move 2 master", "back to the host of the master"),
+        (
+            "mooncake shard move 4 10.0.0.7:50061 --lost",
+            "to a host that has a copy, when the one that led it is gone for good",
+        ),
+    )
+)
+def move(
+    shards: Annotated[str, typer.Argument(metavar="SHARDS", help="Such as 2 or 4-7.")],
+    to: Annotated[
+        str,
+        typer.Argument(metavar="HOST:PORT", help="Where the other host listens, or `master`."),
+    ],
+    url: UrlOption = None,
+    lost: Annotated[
+        bool, typer.Option("--lost", help="The host that leads them is gone for good.")
+    ] = False,
+    secret_file: SecretOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Move shards to another host while clients use them, one after the other.
+
+    A move that was interrupted is finished, or was not begun, when it is asked for again.
+    """
+    for shard in shards_in(shards):
+        with _connected(url, secret_file) as connection:
+            state = _moved(connection, shard, to, lost=lost)
+        line = f"shard {shard} leads at {to}; it answered nobody for {state.paused_ms} ms"
+        emit(
+            {"shard": shard, "to": to, "paused_ms": state.paused_ms},
+            as_json=as_json,
+            human=partial(str, line),
+        )
+
+
+@app.command(
+    epilog=examples(
+        (
+            "mooncake shard split 4 --master 10.0.0.5:50051",
+            "four shards of each one; then some may be moved",
+        ),
+    )
+)
+def split(
+    factor: Annotated[
+        int, typer.Argument(metavar="N", min=2, help="How many to make of each shard.")
+    ],
+    url: UrlOption = None,
+    secret_file: SecretOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make several shards of each one, on the host of the master, while clients use them.
+
+    The master starts anew meanwhile, on its state; requests wait for that. It has as many shards
+    from then on, whatever its --shards says.
+    """
+    from mooncake_store.errors import UnavailableError
+    from mooncake_store.wire.hosts import SPLIT, Split
+
+    began = time.monotonic()
+    with _connected(url, secret_file) as connection:
+        run = _hosts(connection).run
+        body = connection.call(SPLIT, SPLIT.request.pack(Split(factor)), timeout_s=CALL_S)
+        shards = SPLIT.reply.unpack(body).shards
+    found = _hosts_of_another_run(url, secret_file, run)
+    if found.split:
+        raise UnavailableError(
+            f"the shards were not split: {found.split}",
+            operation="split",
+            advice="they are what they were; see the log of the master",
+        )
+    seconds = time.monotonic() - began
+    line = f"there are {shards} shards now; it took {seconds:.1f} s"
+    emit({"shards": shards, "seconds": seconds}, as_json=as_json, human=partial(str, line))
+
+
+def _hosts_of_another_run(url: str | None, secret_file: str | None, run: int) -> "HostsReply":
+    """What the master says of its shards once it was started anew, and all of them lead."""
+    from mooncake_store.errors import StoreError, UnavailableError
+
+    until = time.monotonic() + SPLIT_S
+    while time.monotonic() < until:
+        try:
+            with _connected(url, secret_file) as connection:
+                found = _hosts(connection)
+                if found.run != run and not found.missing:
+                    return found
+        except StoreError:
+            pass  # it is being started
+        threading.Event().wait(POLL_S)
+    raise UnavailableError(
+        "the master was not started anew in time",
+        operation="split",
+        elapsed_s=SPLIT_S,
+        advice="see its log",
+    )
+
+
+def _hosts(connection: "BlockingConnection") -> "HostsReply":
+    from mooncake_store.wire.hosts import HOSTS, HostsRequest
+
+    body = connection.call(HOSTS, HOSTS.request.pack(HostsRequest()), timeout_s=CALL_S)
+    found: HostsReply = HOSTS.reply.unpack(body)
+    return found
+
+
+def _moved(connection: "BlockingConnection", shard: int, to: str, *, lost: bool) -> "MoveState":
+    """Move one shard, telling how it goes; raises UnavailableError where it failed."""
+    from mooncake_store.errors import UnavailableError
+    from mooncake_store.wire.hosts import MOVE, Move
+
+    def ask(request: Move) -> "MoveState":
+        body = connection.call(MOVE, MOVE.request.pack(request), timeout_s=CALL_S)
+        state: MoveState = MOVE.reply.unpack(body)
+        return state
+
+    state, told = ask(Move(shard, to, lost)), ""
+    while state.state not in ("done", "failed"):
+        line = f"shard {shard}: {state.state}"
+        if line != told:
+            note(line)
+            told = line
+        threading.Event().wait(POLL_S)
+        state = ask(Move(shard))
+    if state.state == "failed":
+        raise UnavailableError(
+            f"shard {shard} was not moved: {state.why}",
+            operation="move",
+            advice="it is where it was; see `mooncake shard list`, and ask again",
+        )
+    return state
+
+
+@contextmanager
+def _connected(url: str | None, secret_file: str | None) -> "Iterator[BlockingConnection]":
+    """A connection to the master that leads, which may wait for some of the shards."""
+    from mooncake_store.config.settings import load_client
+    from mooncake_store.endpoint import read_secret, split_url
+    from mooncake_store.errors import StoreError
+    from mooncake_store.wire.cluster import CLUSTER
+    from transfer_engine.rpc.address import Address
+    from transfer_engine.rpc.blocking import BlockingConnection
+
+    given = {} if secret_file is None else {"secret_file": secret_file}
+    settings = load_client(None if url is None else store_url(url), given)
+    secret = read_secret(settings.secret_file) if settings.secret_file else None
+    places = [Address(*place) for place in split_url(settings.url).masters]
+    for at, place in enumerate(places):
+        try:
+            connection = BlockingConnection.connect(place, CLUSTER, secret=secret)
+            _hosts(connection)
+        except StoreError:
+            if at == len(places) - 1:
+                raise
+        else:
+            with connection:
+                yield connection
+            return
+
+
+def _value(found: "HostsReply") -> dict[str, Any]:
+    return {
+        "hosts": [
+            {
+                "number": f"{host.number:016x}" if host.number else "",
+                "address": host.address,
+                "shards": list(host.shards),
+                "silent_ms": host.silent_ms,
+                "copies": [
+                    {"shard": copy.shard, "state": copy.state, "behind_words": copy.behind}
+                    for copy in host.copies
+                ],
+            }
+            for host in found.hosts
+        ],
+        "missing": list(found.missing),
+    }
+
+
+def _drawn(found: "HostsReply") -> Any:
+    from rich.console import Group
+
+    rows = [
+        (
+            "master" if not host.number else f"{host.number:016x}",
+            host.address,
+            ", ".join(map(str, host.shards)) or "-",
+            ", ".join(f"{copy.shard} {copy.state}" for copy in host.copies) or "-",
+            f"{host.silent_ms} ms",
+        )
+        for host in found.hosts
+    ]
+    columns = {
+        "host": "left", "address": "left", "leads": "left", "copies": "left", "silent": "right",
+    }  # fmt: skip
+    drawn = table(columns, rows)
+    if found.missing:
+        return Group(f"nobody leads shards {', '.join(map(str, found.missing))}", drawn)
+    return drawn
