@@ -47,7 +47,8 @@ class Place:
             self.address = f"127.0.0.1:{probe.getsockname()[1]}"
         self.state = directory
         self._process: subprocess.Popen[str] | None = None
-        self._standing: list[int] = []  # shard processes that hang, of masters that were ended
+        self._hangs = False
+        self._standing: list[int] = []  # shard processes that hang, also of masters that ended
 
     def run(self, command: str, *options: str) -> None:
         """Start a program here and wait until it is ready."""
@@ -83,12 +84,19 @@ class Place:
 
     def hang(self) -> None:
         """Stop it. Its shard processes stand still from then on, and close no connection."""
+        self._hangs = True
         self._standing += self.signal(signal.SIGSTOP)
 
     def kill(self) -> None:
-        """End it at once. Its shard processes end with it, but for those that hang."""
+        """End it at once, and its shard processes, unless these hang.
+
+        They would end by themselves, but some time later, and write where the next one begins.
+        """
         if self._process is not None:
+            if self._process.poll() is None and not self._hangs:
+                self.signal(signal.SIGKILL)
             end(self._process)
+        self._hangs = False
 
     def close(self) -> None:
         """End all that is left of what ran here."""
