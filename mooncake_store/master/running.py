@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.server import Addresses
+    from mooncake_store.master.standbys import Election
     from mooncake_store.program.children import Parent
-    from mooncake_store.program.fence import Fence
     from transfer_engine.rpc.address import Address
 
 __all__ = [
@@ -65,7 +65,7 @@ async def serve_master(
     secret: bytes | None,
     on_ready: Callable[[dict[str, Any]], object],
     parent: Parent | None,
-    shards: Collection[int] | None,
+    shards: Collection[int] | None = None,
 ) -> None:
     """Serve until a signal, or until the parent is gone; raises what broke a shard."""
     await lead(config, secret, on_ready, stop_of(parent), shards=shards)
@@ -110,7 +110,7 @@ async def lead(
     secret: bytes | None,
     on_ready: Callable[[dict[str, Any]], object],
     stop: asyncio.Event,
-    fence: Fence | None = None,
+    election: Election | None = None,
     shards: Collection[int] | None = None,
 ) -> None:
     """Serve as a master until told to stop; raises what broke a shard.
@@ -118,15 +118,22 @@ async def lead(
     `shards` are those that lead beside it when its pool begins; None is all.
     """
     ending = asyncio.ensure_future(stop.wait())
-    told = ""
+    told, ahead = "", None
     try:
         while True:
             master = Master(
-                config, secret=secret, fence=fence, lead=shards, may_split=fence is None, told=told
+                config,
+                secret=secret,
+                election=election,
+                lead=shards,
+                may_split=election is None,
+                told=told,
+                ahead=ahead,
             )
             address = await _lead_once(master, on_ready, ending)
             if address is None or ending.done() or not master.split.done():
                 return
+            ahead = master.ahead
             # Whoever goes on asking finds it where it was.
             config = msgspec.structs.replace(master.config, port=address.port)
             assert master.state_path is not None
@@ -178,6 +185,8 @@ async def _lead_once(
     finally:
         if config.port_file:
             remove_port_file(config.port_file)
+        if master.split.done():
+            master.hand_on()
         await master.stop(STOP_S)
     if master.failed.done():
         master.failed.result()

@@ -44,8 +44,9 @@ from mooncake_store.master.seats import MASTER, Seats
 from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.site import ShardPlace
 from mooncake_store.master.splitting import SHARDS_MAX, finish_split
+from mooncake_store.master.standbys import Standbys
 from mooncake_store.master.state_directory import StateDirectory
-from mooncake_store.master.supervisor import Supervisor
+from mooncake_store.master.supervisor import Ahead, Supervisor
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire.cluster import CLUSTER
 from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, SPLIT, STAY, SplitBegun
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from mooncake_store.clock import Clock
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.shard_service import ShardService
-    from mooncake_store.program.fence import Fence
+    from mooncake_store.master.standbys import Election
     from mooncake_store.wire.hosts import Split
     from transfer_engine.rpc.address import Address
 
@@ -83,7 +84,8 @@ class Master:
 
     `lead` says which shards it leads itself, when its pool begins; others wait for their hosts.
     Whoever runs it waits for `split` as well, if it `may_split`: it is then to be stopped, its
-    state split by that factor, and another one started; `told` is why that failed before this one.
+    state split by that factor, and another one started; `told` is why that failed before this one,
+    and `ahead` what `hand_on` returned.
     """
 
     def __init__(
@@ -92,11 +94,13 @@ class Master:
         *,
         secret: bytes | None = None,
         clock: Clock | None = None,
-        fence: Fence | None = None,
+        election: Election | None = None,
         lead: Collection[int] | None = None,
         may_split: bool = False,
         told: str = "",
+        ahead: Ahead | None = None,
     ) -> None:
+        self.ahead = ahead
         self._may_split = may_split
         self._told = told
         self.split: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -104,7 +108,7 @@ class Master:
         self.epoch = time.time_ns()
         self._secret = secret
         self._clock = clock or SystemClock()
-        self._fence = fence
+        self._standbys = Standbys(election)
         self._lead = lead
         self._seats = Seats(config.shards)
         self._state: StateDirectory | None = None
@@ -131,8 +135,8 @@ class Master:
         Returns when all shards are led, also those that other hosts lead.
         """
         config, seats = self.config, self._seats
-        cluster = self._cluster = Cluster(self._clock, seats)
-        service = ClusterService(cluster.handlers, lambda: cluster.begun, self._fence)
+        cluster = self._cluster = Cluster(self._clock, seats, self._standbys)
+        service = ClusterService(cluster.handlers, lambda: cluster.begun, self._standbys.fence)
         try:
             server = Server(
                 CLUSTER, service.handle, secret=self._secret, limits=server_limits(config)
@@ -202,8 +206,8 @@ class Master:
             state.kept.cluster,
             lambda shard: _now(cluster.bases(shard, count)),
             cluster.reconcile,
-            self._fence,
-            elected=self._fence is not None,
+            self._standbys.term,
+            ahead=self.ahead,
         )
         self.failed = supervisor.failed
         name = state.kept.cluster
@@ -260,8 +264,12 @@ class Master:
             )
         if not self.split.done():
             self._seats.movable = True  # clients wait longer, which they hear with the next map
+            assert self._supervisor is not None
+            # Started while the shards go on: it is most of what a split takes.
+            await asyncio.gather(*map(self._supervisor.start_ahead, range(count)))
             await rest(self._seats)
-            self.split.set_result(request.factor)
+            if not self.split.done():
+                self.split.set_result(request.factor)
         return SplitBegun(count)
 
     def _new_liveness(self, cluster: Cluster) -> Liveness:
@@ -283,7 +291,13 @@ class Master:
         kept = await self._supervisor.start(own)
         for shard in own:
             self._seats[shard].take(self._supervisor.link(shard), self._supervisor.address(shard))
+        await self._supervisor.forget_all_ahead()
         return kept
+
+    def hand_on(self) -> None:
+        """Leave the master after this one the processes that were started for it, as `ahead`."""
+        if self._supervisor is not None:
+            self.ahead = self._supervisor.hand_on()
 
     async def _start_own(self) -> bool:
         """Serve the only shard on this event loop; return whether it kept its contents."""
@@ -291,9 +305,8 @@ class Master:
         assert state is not None
         assert self.failed is not None
         name, failed = state.kept.cluster, self.failed
-        elected = self._fence is not None
         opened = await open_service(
-            config, ShardPlace(), self._clock, state.path, name, self._fence, elected=elected
+            config, ShardPlace(), self._clock, state.path, name, self._standbys.term()
         )
         service, self.loading = opened
         self._service = service
@@ -302,7 +315,7 @@ class Master:
         self._servers.append(server)
         address = await server.listen(config.host, 0, insecure=config.insecure)
         service.start()
-        self._seats[0].take(LocalShard(service.site), address)
+        self._seats[0].take(LocalShard(service.site, service.shipping), address)
         return service.site.kept
 
     async def _end_own(self, shard: int) -> None:

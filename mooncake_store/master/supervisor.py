@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mooncake_store.config.settings import MasterConfig
+    from mooncake_store.master.counting import Term
     from mooncake_store.master.shard_link import ReplyT, RequestT
-    from mooncake_store.program.fence import Fence
     from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.registry import Operation
 
-__all__ = ["Supervisor"]
+__all__ = ["Ahead", "Supervisor"]
 
 log = logging.getLogger(__name__)
 
@@ -89,11 +89,20 @@ class _Shard:
     """When it was."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Processes that wait to be told which shards they are, and the secret of their master."""
+
+    secret: bytes
+    shards: dict[int, _Shard]
+
+
 class Supervisor:
     """The shard processes of one master.
 
     `bases(shard)` says where in each segment that is known the slice of a shard begins; `agree()`
-    agrees with all shards on what there is, when one was started again.
+    agrees with all shards on what there is, when one was started again. `term()` says until when
+    shards may answer, and for whom their changes wait.
     """
 
     def __init__(
@@ -104,21 +113,20 @@ class Supervisor:
         cluster: str,
         bases: Callable[[int], Awaitable[Sequence[tuple[int, int]]]],
         agree: Callable[[], Awaitable[None]],
-        fence: Fence | None = None,
-        *,
-        elected: bool = False,
+        term: Callable[[], Term | None] = lambda: None,
+        ahead: Ahead | None = None,
     ) -> None:
-        self._fence = fence
-        self._elected = elected
+        """`ahead` is what the supervisor before handed on."""
+        self._term = term
         self._config = config
         self._secret = secret
         self._folder = folder
         self._cluster = cluster
         self._bases = bases
         self._agree = agree
-        self._admin_secret = secrets.token_bytes(32)
+        self._admin_secret = secrets.token_bytes(32) if ahead is None else ahead.secret
         self._shards: dict[int, _Shard] = {}
-        self._ahead: dict[int, _Shard] = {}
+        self._ahead: dict[int, _Shard] = {} if ahead is None else ahead.shards
         self._watched: list[int] = []
         self._restarts: set[asyncio.Task[None]] = set()
         self._stopped = False
@@ -165,21 +173,22 @@ class Supervisor:
     async def _run(self, shard: _Shard) -> bool:
         """Start the process of a shard; return whether it has the contents it had before."""
         clients, admin = ([each.fileno() for each in s] for s in (shard.clients, shard.admin))
+        bases = await self._bases(shard.number)
+        term = self._term()
         message = {
             "config": msgspec.to_builtins(self._config),
             "shard": shard.number,
             "secret": self._secret,
             "admin_secret": self._admin_secret,
-            "bases": await self._bases(shard.number),
+            "bases": bases,
             "folder": str(self._folder or ""),
             "cluster": self._cluster,
             "clients": clients,
             "admin": admin,
-            "fence": -1 if self._fence is None else self._fence.fd,
-            "elected": self._elected,
+            "term": None if term is None else (term.fence.fd, term.counted),
         }
         child, shard.ahead = shard.ahead, None
-        if child is None:
+        if child is None or child.process.poll() is not None:  # one may have ended while it waited
             child = self._spawn(shard, message)
         else:
             child.tell(message)
@@ -194,11 +203,12 @@ class Supervisor:
 
     def _spawn(self, shard: _Shard, message: dict[str, Any]) -> Child:
         clients, admin = ([each.fileno() for each in s] for s in (shard.clients, shard.admin))
+        term = self._term()
         return Child(
             "mooncake_store.master.shard_process",
             message,
             name=shard.name,
-            fds=[*clients, *admin, *([] if self._fence is None else [self._fence.fd])],
+            fds=[*clients, *admin, *([] if term is None else [term.fence.fd])],
         )
 
     async def start_ahead(self, number: int) -> None:
@@ -207,6 +217,16 @@ class Supervisor:
             shard = self._ahead[number] = self._bind(number)
             shard.ahead = self._spawn(shard, {"ahead": True})
             await asyncio.to_thread(shard.ahead.wait_ready)
+
+    def hand_on(self) -> Ahead:
+        """Leave the processes that were started ahead to the supervisor after this one."""
+        ahead, self._ahead = self._ahead, {}
+        return Ahead(self._admin_secret, ahead)
+
+    async def forget_all_ahead(self) -> None:
+        """Do without processes that were started ahead and are not needed."""
+        for number in list(self._ahead):
+            await self.forget_ahead(number)
 
     async def forget_ahead(self, number: int) -> None:
         """Do without the process that was started ahead, if there is one."""
@@ -302,8 +322,7 @@ class Supervisor:
         shards, self._shards = list(self._shards.values()), {}
         for shard in shards:
             await _close(shard)
-        for number in list(self._ahead):
-            await self.forget_ahead(number)
+        await self.forget_all_ahead()
         children = [shard.child for shard in shards if shard.child is not None]
         for child in children:
             child.release()
