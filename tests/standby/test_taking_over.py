@@ -128,7 +128,7 @@ def test_what_a_worker_holds_is_not_given_up_where_it_was_started_again_at_last(
         led.get("last")
     pool.kill("worker")
     pool.lend("standby")
-    until(lambda: led.status().ready)
+    until(lambda: led.exists("last"))
     assert_there(led, [*keys, "last"])
 
 
