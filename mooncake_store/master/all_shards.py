@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.registry import Operation
 
-__all__ = ["AllShards", "numbers_in", "refusal", "state_of", "states_in"]
+__all__ = ["AllShards", "numbers_in", "refusals", "state_of", "states_in"]
 
 Slices: TypeAlias = tuple[tuple[int, int, int], ...]
 """What a shard has not forgotten: (number, used bytes, core `SegmentState`) each."""
@@ -43,9 +43,9 @@ def state_of(replies: Iterable[wire.SliceReply], before: SegmentState) -> Segmen
     return next((state for state in _UNFINISHED_FIRST if state in found), before)
 
 
-def refusal(replies: Iterable[wire.SliceReply]) -> int:
-    """Return the status of the first shard that refused, 0 where none did."""
-    return next((reply.status for reply in replies if reply.status), 0)
+def refusals(replies: Iterable[wire.SliceReply]) -> list[int]:
+    """Return with what statuses shards refused, in slot order."""
+    return [reply.status for reply in replies if reply.status]
 
 
 def numbers_in(told: Iterable[Slices]) -> set[int]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from mooncake_store.core.records import SegmentState, Status
-from mooncake_store.master.all_shards import AllShards, numbers_in, refusal, state_of, states_in
+from mooncake_store.master.all_shards import AllShards, numbers_in, refusals, state_of, states_in
 from mooncake_store.master.doors import acceptable, doors_of, well_named
 from mooncake_store.master.lineage import Lineage
 from mooncake_store.master.overview import Overview
@@ -60,6 +60,8 @@ READERS_NS = 2 * SECOND_NS
 """A shard sweeps three million rows in that time, on a machine that is not busy."""
 DRAIN_POLL_S = 0.02
 AGREE_S = 1.0
+TAKEN_S = 2.0
+"""How long a mount waits for a standby to write it down; whoever mounts waits for 5 s at most."""
 
 
 class Cluster:
@@ -199,6 +201,7 @@ class Cluster:
             )
         self._standbys.met(connection, request.standby, request.address)
         facts, run = self._known.facts, self._lineage.run
+        self._news.heard(connection, request.version if request.run == run else 0)
         if request.run == run:
             await self._news.after(request.version, request.wait_ms / 1000)
         registers = self._registers_now()
@@ -317,6 +320,9 @@ class Cluster:
         try:
             admitted = [self._admit(worker, spec) for spec in specs]
             await self.keep()
+            # The shards may tell a standby at once what they hear, and it must not know less.
+            if not await self._news.taken(TAKEN_S):
+                log.warning("a standby has not taken what worker %s lends", worker.name)
             return [
                 found if isinstance(found, tuple) else await self._mount_one(found)
                 for found in admitted
@@ -338,14 +344,14 @@ class Cluster:
     async def _mount_one(self, segment: LentSegment) -> tuple[int, int]:
         """Return (status, number) of an announced segment."""
         replies = await self._shards.hand_out(segment)
-        status = refusal(replies)
-        if not status:
+        refused = refusals(replies)
+        if not refused:
             segment.state = state_of(replies, SegmentState.OK)
             self._roster.enter(segment)
             return Status.OK, segment.number
         if segment.number not in self._roster.segments:
             await self._forget_number(segment.number)
-        return status, -1
+        return refused[0], -1
 
     async def _take_away(self, numbers: Iterable[int]) -> int:
         """Unmount segments everywhere; return for how many ms readers may hold their memory."""
@@ -377,7 +383,8 @@ class Cluster:
         """Agree with the shards on what there is, when some of them may not have heard of it.
 
         A segment that not all of them have is of no use any more, and of what only shards know
-        nobody here knows whose it is: both go.
+        nobody here knows whose it is: both go. One whose worker has a newer run than is known here
+        waits, hidden, until that mounts.
         """
         roster, liveness = self._roster, self._liveness
         if liveness is None:
@@ -390,8 +397,12 @@ class Cluster:
             for number, segment in sorted(roster.segments.items()):
                 there = states.get(number, [])
                 gone = len(there) < len(told) or segment.worker.state == "gone"
-                if gone or refusal(await self._shards.hand_out(segment)):
+                refused = [] if gone else refusals(await self._shards.hand_out(segment))
+                if gone or set(refused) - {Status.ILLEGAL_CLIENT}:
                     lost.append(number)
+                elif refused:
+                    # Shards know a newer run of its worker: what is written down here is older.
+                    await self._turn(number, "absent")
                 else:
                     await self._go_on(segment, set(there))
             if lost:

@@ -1,11 +1,19 @@
-"""Telling those who copy the registers that these have changed.
+"""Telling those who copy the registers that these have changed, and knowing that they have them.
 
-Belongs to one event loop.
+    news.changed()
+    await news.taken(2.0)       # now a standby knows as much, if one follows and answers
+
+Who asks for what comes after a version has written that one down. Belongs to one event loop.
+O(followers) per question.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transfer_engine.rpc.serving import Connection
 
 __all__ = ["RegisterNews"]
 
@@ -16,6 +24,7 @@ class RegisterNews:
     def __init__(self) -> None:
         self.version = 1
         self._waiting: set[asyncio.Future[None]] = set()
+        self._followers: dict[Connection, int] = {}  # with the version that each has
 
     def changed(self) -> None:
         """Note a change."""
@@ -31,8 +40,36 @@ class RegisterNews:
 
     async def after(self, version: int, wait_s: float) -> None:
         """Wait until there is another version than this one, but not for long."""
-        if version != self.version:
-            return
+        if version == self.version:
+            await self._wait(wait_s)
+
+    def heard(self, follower: Connection, version: int) -> None:
+        """Note up to which version somebody has everything; 0 for nothing."""
+        if follower not in self._followers:
+            follower.on_close(lambda: self._left(follower))
+        if self._followers.get(follower) != version:
+            self._followers[follower] = version
+            self.give_up()
+
+    def _left(self, follower: Connection) -> None:
+        del self._followers[follower]
+        self.give_up()
+
+    async def taken(self, wait_s: float) -> bool:
+        """Wait until all who follow have what there is now, but not for long; say whether they do.
+
+        Nobody follows: that is all of them.
+        """
+        loop, wanted = asyncio.get_running_loop(), self.version
+        ends = loop.time() + wait_s
+        while any(version < wanted for version in self._followers.values()):
+            left_s = ends - loop.time()
+            if left_s <= 0:
+                return False
+            await self._wait(left_s)
+        return True
+
+    async def _wait(self, wait_s: float) -> None:
         news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(news)
         await asyncio.wait({news}, timeout=wait_s)

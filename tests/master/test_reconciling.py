@@ -36,7 +36,24 @@ pytestmark = pytest.mark.asyncio
 MIB = 1 << 20
 SECOND = 1_000_000_000
 TTL = 60 * SECOND
-CONNECTION = SimpleNamespace(session=SimpleNamespace(read_only=False))
+
+
+class Connection:
+    """What the cluster service sees of whoever asks."""
+
+    def __init__(self):
+        self.session = SimpleNamespace(read_only=False)
+        self._closings = []
+
+    def on_close(self, closing):
+        self._closings.append(closing)
+
+    def close(self):
+        for closing in self._closings:
+            closing()
+
+
+CONNECTION = Connection()
 HERE = Address("127.0.0.1", 1)
 
 _lives = itertools.count(1)
@@ -130,10 +147,10 @@ class Run:
     async def __aexit__(self, *_):
         await self.cluster.stop()
 
-    async def ask(self, operation, request):
+    async def ask(self, operation, request, connection=CONNECTION):
         """Ask the cluster service as a connection would."""
         body = operation.request.pack(request)
-        answer = self.service.handle(CONNECTION, Frame(operation.opcode, 0, 1, 0, body))
+        answer = self.service.handle(connection, Frame(operation.opcode, 0, 1, 0, body))
         if inspect.isawaitable(answer):
             answer = await answer
         return operation.reply.unpack(answer)
@@ -254,6 +271,27 @@ async def test_what_only_shards_know_goes(tmp_path, shards):
         assert await second.names() == []
         assert [known(shard) for shard in shards] == [[], []]
         assert await second.workers() == {}
+
+
+async def test_registers_that_are_older_than_the_shards_give_nothing_up(tmp_path, shards):
+    """As those of a standby that had not written down yet that a worker was started again."""
+    older = tmp_path / "older"
+    async with Run(tmp_path, shards) as first:
+        mounted = await first.mount("w", "a", "b", epoch=1, keeps=True)
+        older.mkdir()
+        (older / "cluster.json").write_bytes((tmp_path / "cluster.json").read_bytes())
+        await first.mount("w", "a", "b", epoch=2, keeps=True)
+    async with Run(older, shards) as second:
+        assert await second.names() == ["a", "b"]
+        # Hidden until the run that the shards know has mounted, or its time is over.
+        assert states(shards) == [SegmentState.ABSENT] * 4
+        assert second.liveness.watched == {uuid_of("w"): 1}
+        assert await second.mount("w", "a", "b", epoch=2, keeps=True) == mounted
+        assert states(shards) == [SegmentState.OK] * 4
+    async with Run(older, shards) as third:
+        third.liveness.see(uuid_of("w"), 2, "gone")
+        third.cluster.changed(uuid_of("w"), 2, "gone")
+        await until_async(lambda: states(shards) == [])
 
 
 async def test_contents_that_were_not_kept_are_another_life(tmp_path, shards):

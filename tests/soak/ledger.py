@@ -149,12 +149,13 @@ class Ledger(Tally):
         return not failed
 
     def _missed(self, what: str, key: int, error: StoreError) -> None:
-        """Count an error of reading what must be there, and judge which it may be."""
+        """Count an error about what must be there, and judge which it may be."""
         kind = self.count_error(f"ledger {what}", error)
         if isinstance(error, NotFoundError) and "absent" not in str(error):
             self.samples[kind] = str(error)
             self.counts["ledger DENIED"] += 1
-            self.board.complain(f"{what} of {name_of(key)}, which was acknowledged, says {error}")
+            told = f"which was acknowledged, says {error} (the master is {self.client.master})"
+            self.board.complain(f"{what} of {name_of(key)}, {told}")
 
     def get_ranges(self) -> None:
         """Read parts of objects."""
@@ -185,11 +186,13 @@ class Ledger(Tally):
                 self.removed[key] = None
                 self.counts["ledger remove ok"] += 1
                 continue
-            if isinstance(result.error(at), HasLeaseError):  # the lease was there before
+            error = result.error(at)
+            assert error is not None
+            if isinstance(error, HasLeaseError):  # the lease was there before
                 self.unsure.pop(key)
                 self.there[key] = None
-            # Not found proves no loss: the client may have asked again after a lost answer.
-            self.count_error("ledger remove", result.error(at))
+            # Where the client asked again after a lost answer, what is not there counts as removed.
+            self._missed("remove", key, error)
 
     def _some(self, keys: dict[int, None], count: int) -> list[int]:
         known = list(keys)

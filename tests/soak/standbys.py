@@ -2,16 +2,17 @@
 
 Two places where a master may run: one leads at the level replicated, the other follows. Workers and
 clients know both. Clients have a full pool under load, and one keeps a ledger (`ledger.py`). The
-leader is killed, or stopped as a host that hangs; the standby is promoted, and what led before ends
-and comes back as a standby with nothing. Standby and workers are killed and stopped as well. It
-fails when an acknowledged object is lost or a removed one comes back, on a wrong byte, and when all
-does not work again soon. Printed beside that is, per kind of fault, for how long the ledger had no
-correct reads or no put.
+leader is killed, or stopped as a host that hangs, whose connections stay open; the standby is
+promoted, and what led before ends and comes back as a standby with nothing. Standby and workers are
+killed and stopped as well. It fails when an acknowledged object is lost or a removed one comes
+back, on a wrong byte, and when all does not work again soon. Printed beside that is, per kind of
+fault, for how long the ledger had no correct reads or no put.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
@@ -49,6 +50,8 @@ class Place:
         self.tree = HERE
         """Where the source is of what runs here next."""
         self._process: subprocess.Popen[str] | None = None
+        self._hangs = False
+        self._standing: list[int] = []  # shard processes that hang, also of masters that ended
 
     def run(self, command: str, *options: str) -> None:
         """Start a program here and wait until it is ready."""
@@ -73,13 +76,20 @@ class Place:
         assert self._process.stdout is not None
         assert '"leads": true' in self._process.stdout.readline()
 
-    def signal(self, number: int) -> None:
-        """Send a signal to what runs here, and to its shard processes."""
+    def signal(self, number: int) -> list[int]:
+        """Send a signal to what runs here, and to its shard processes, which are returned."""
         assert self._process is not None
         pid = self._process.pid
-        shards = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
-        for each in (pid, *map(int, shards)):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+        shards = [int(shard) for shard in children.split()]
+        for each in (pid, *shards):
             os.kill(each, number)
+        return shards
+
+    def hang(self) -> None:
+        """Stop it. Its shard processes stand still from then on, and close no connection."""
+        self._hangs = True
+        self._standing += self.signal(signal.SIGSTOP)
 
     def stop(self) -> None:
         """End it in good order."""
@@ -94,11 +104,24 @@ class Place:
         end(self._process)
 
     def kill(self) -> None:
-        """End it at once, and its shard processes, which may stand still and notice nothing."""
+        """End it at once, and its shard processes, unless these hang.
+
+        They would end by themselves, but some time later, and write where the next one begins.
+        """
         if self._process is not None:
-            if self._process.poll() is None:
+            if self._process.poll() is None and not self._hangs:
                 self.signal(signal.SIGKILL)
             end(self._process)
+        self._hangs = False
+
+    def close(self) -> None:
+        """End all that is left of what ran here."""
+        self.kill()
+        for shard in self._standing:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(shard, signal.SIGKILL)
+        for folder in self.state.glob("shard-*"):
+            remove_rings(folder)
 
     def forget(self) -> None:
         """Remove what it has kept."""
@@ -175,9 +198,7 @@ class Pool:
             worker.wait()
             end(worker)
         for place in (self.standby, self.leader):
-            place.kill()
-            for shard in place.state.glob("shard-*"):
-                remove_rings(shard)
+            place.close()
 
 
 class Torment:
@@ -215,7 +236,7 @@ class Torment:
         self._pool.change_leaders()
 
     def _hang_leader(self) -> None:
-        self._pool.leader.signal(signal.SIGSTOP)
+        self._pool.leader.hang()
         self._pool.change_leaders()
 
     def _kill_both(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 from mooncake_store.core.options import ShardConfig
 from mooncake_store.core.shard import Shard
 from mooncake_store.errors import AuthError, UnavailableError
+from mooncake_store.master import cluster
 from mooncake_store.master.registers import RegisterFile, Registers
 from mooncake_store.wire.standby import (
     HAND_OVER,
@@ -18,7 +19,8 @@ from mooncake_store.wire.standby import (
     PromoteRequest,
     RegistersRequest,
 )
-from tests.master.test_reconciling import Run
+from tests.master.test_reconciling import Connection, Run, known
+from tests.waiting import until_async
 from transfer_engine.wire.frame import Frame
 
 pytestmark = pytest.mark.asyncio
@@ -57,6 +59,69 @@ async def test_news_are_waited_for_and_come_at_once(tmp_path, shards):
         # Who knows another run waits for nothing.
         other = RegistersRequest(first.run + 1, (await waiting).version, LONG_MS)
         assert (await run.ask(REGISTERS, other)).run == first.run
+
+
+class Follower:
+    """A standby, as its leader sees it."""
+
+    def __init__(self, run):
+        self._run, self.connection, self.last = run, Connection(), RegistersRequest()
+
+    async def follow(self):
+        """Take what there is, or what comes next."""
+        reply = await self._run.ask(REGISTERS, self.last, self.connection)
+        self.last = RegistersRequest(reply.run, reply.version, LONG_MS)
+        return reply
+
+
+async def mounting(run, shards):
+    """A mount that is under way and written down; no shard has heard of it."""
+    mount = asyncio.ensure_future(run.mount("w", "a"))
+    await until_async(lambda: [s.name for s in RegisterFile(run.folder).read().segments] == ["a"])
+    await run.cluster._file.settle()
+    for _ in range(100):  # whatever would go on now does
+        await asyncio.sleep(0)
+    assert [known(shard) for shard in shards] == [[], []]
+    return mount
+
+
+async def test_no_shard_hears_what_a_standby_does_not_know(tmp_path, shards, monkeypatch):
+    """It would lead without that segment: what lies there would be lost."""
+    monkeypatch.setattr(cluster, "TAKEN_S", 3600.0)
+    async with Run(tmp_path, shards) as run:
+        standby, other = Follower(run), Follower(run)
+        await standby.follow()
+        await other.follow()
+        following = [asyncio.ensure_future(each.follow()) for each in (standby, other)]
+        mount = await mounting(run, shards)
+        for news in following:
+            assert [segment.name for segment in told(await news).segments] == ["a"]
+        # Who asks for more has written that down.
+        following = [asyncio.ensure_future(standby.follow())]
+        await asyncio.sleep(0)
+        assert not mount.done()
+        following.append(asyncio.ensure_future(other.follow()))
+        assert (await mount).statuses == (0,)
+        assert [known(shard) for shard in shards] == [["a"], ["a"]]
+    await asyncio.gather(*following)
+
+
+async def test_a_standby_that_is_gone_is_not_waited_for(tmp_path, shards, monkeypatch):
+    monkeypatch.setattr(cluster, "TAKEN_S", 3600.0)
+    async with Run(tmp_path, shards) as run:
+        standby = Follower(run)
+        await standby.follow()
+        mount = await mounting(run, shards)
+        standby.connection.close()
+        assert (await mount).statuses == (0,)
+
+
+async def test_a_standby_that_hangs_holds_no_worker_up(tmp_path, shards, monkeypatch, caplog):
+    monkeypatch.setattr(cluster, "TAKEN_S", 0.0)
+    async with Run(tmp_path, shards) as run:
+        await Follower(run).follow()
+        assert (await run.mount("w", "a")).statuses == (0,)
+    assert "a standby has not taken what worker w lends" in caplog.text
 
 
 async def test_a_master_that_ends_lets_nobody_wait(tmp_path, shards):

@@ -103,6 +103,37 @@ def test_a_copy_that_may_lack_the_last_words_serves_no_wrong_byte(pool):
         led.put("new", b"value", deadline="2s")
 
 
+def test_what_a_worker_holds_is_not_given_up_where_it_was_started_again_at_last(pool):
+    """A copy may know that from its shards alone: the master's own file was written later."""
+    pool.lead(*QUICK, "--journal", "replicated")
+    pool.follow(*QUICK)
+    pool.lend()
+    pool.until_copied()
+    keys = [f"key-{number:05d}" for number in range(500)]
+    put(pool.client(), keys)
+    registers = pool.state("standby") / "cluster.json"
+    before = registers.read_bytes()
+    pool.kill("worker")
+    pool.lend()
+    put(pool.client(), ["last"])
+    pool.until_copied()
+    pool.kill("leader")
+    pool.kill("standby")
+    assert registers.read_bytes() != before
+    registers.write_bytes(before)
+    pool.run(
+        "standby", "master", *QUICK, "--port", 0, "--state", pool.state("standby"),
+        "--journal", "replicated",
+    )  # fmt: skip
+    led = pool.client("standby")
+    with pytest.raises(NotFoundError, match="the workers that hold the object are absent"):
+        led.get("last")
+    pool.kill("worker")
+    pool.lend("standby")
+    until(lambda: led.exists("last"))
+    assert_there(led, [*keys, "last"])
+
+
 def test_whoever_was_told_both_addresses_goes_on_by_himself(pool, monkeypatch):
     monkeypatch.setattr(patience, "TAKEOVER_S", float(PATIENCE_S))
     pool.lead(*QUICK, "--journal", "replicated")
