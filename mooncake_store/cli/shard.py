@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,6 +33,8 @@ app = make_app("Lead shards of a pool on several hosts, and move them.")
 
 CALL_S = 10.0
 POLL_S = 0.2
+SPLIT_S = 600.0
+"""How long a master may take to split its shards, and to start with them."""
 
 
 @app.command(
@@ -118,11 +121,8 @@ def list_(
     as_json: JsonOption = False,
 ) -> int:
     """Say which host leads which shard; ends with 4 while one is led by none."""
-    from mooncake_store.wire.hosts import HOSTS, HostsRequest
-
     with _connected(url, secret_file) as connection:
-        body = connection.call(HOSTS, HOSTS.request.pack(HostsRequest()), timeout_s=CALL_S)
-        found = HOSTS.reply.unpack(body)
+        found = _hosts(connection)
     emit(_value(found), as_json=as_json, human=lambda: _drawn(found))
     return ExitCode.UNAVAILABLE if found.missing else ExitCode.OK
 
@@ -168,6 +168,77 @@ def move(
         )
 
 
+@app.command(
+    epilog=examples(
+        (
+            "mooncake shard split 4 --master 10.0.0.5:50051",
+            "four shards of each one; then some may be moved",
+        ),
+    )
+)
+def split(
+    factor: Annotated[
+        int, typer.Argument(metavar="N", min=2, help="How many to make of each shard.")
+    ],
+    url: UrlOption = None,
+    secret_file: SecretOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make several shards of each one, on the host of the master, while clients use them.
+
+    The master starts anew meanwhile, on its state; requests wait for that. It has as many shards
+    from then on, whatever its --shards says.
+    """
+    from mooncake_store.errors import UnavailableError
+    from mooncake_store.wire.hosts import SPLIT, Split
+
+    began = time.monotonic()
+    with _connected(url, secret_file) as connection:
+        run = _hosts(connection).run
+        body = connection.call(SPLIT, SPLIT.request.pack(Split(factor)), timeout_s=SPLIT_S)
+        shards = SPLIT.reply.unpack(body).shards
+    found = _hosts_of_another_run(url, secret_file, run)
+    if found.split:
+        raise UnavailableError(
+            f"the shards were not split: {found.split}",
+            operation="split",
+            advice="they are what they were; see the log of the master",
+        )
+    seconds = time.monotonic() - began
+    line = f"there are {shards} shards now; it took {seconds:.1f} s"
+    emit({"shards": shards, "seconds": seconds}, as_json=as_json, human=partial(str, line))
+
+
+def _hosts_of_another_run(url: str | None, secret_file: str | None, run: int) -> "HostsReply":
+    """What the master says of its shards once it was started anew, and all of them lead."""
+    from mooncake_store.errors import StoreError, UnavailableError
+
+    until = time.monotonic() + SPLIT_S
+    while time.monotonic() < until:
+        try:
+            with _connected(url, secret_file) as connection:
+                found = _hosts(connection)
+                if found.run != run and not found.missing:
+                    return found
+        except StoreError:
+            pass  # it is being started
+        threading.Event().wait(POLL_S)
+    raise UnavailableError(
+        "the master was not started anew in time",
+        operation="split",
+        elapsed_s=SPLIT_S,
+        advice="see its log",
+    )
+
+
+def _hosts(connection: "BlockingConnection") -> "HostsReply":
+    from mooncake_store.wire.hosts import HOSTS, HostsRequest
+
+    body = connection.call(HOSTS, HOSTS.request.pack(HostsRequest()), timeout_s=CALL_S)
+    found: HostsReply = HOSTS.reply.unpack(body)
+    return found
+
+
 def _moved(connection: "BlockingConnection", shard: int, to: str, *, lost: bool) -> "MoveState":
     """Move one shard, telling how it goes; raises UnavailableError where it failed."""
     from mooncake_store.errors import UnavailableError
@@ -202,7 +273,6 @@ def _connected(url: str | None, secret_file: str | None) -> "Iterator[BlockingCo
     from mooncake_store.endpoint import read_secret, split_url
     from mooncake_store.errors import StoreError
     from mooncake_store.wire.cluster import CLUSTER
-    from mooncake_store.wire.hosts import HOSTS, HostsRequest
     from transfer_engine.rpc.address import Address
     from transfer_engine.rpc.blocking import BlockingConnection
 
@@ -213,7 +283,7 @@ def _connected(url: str | None, secret_file: str | None) -> "Iterator[BlockingCo
     for at, place in enumerate(places):
         try:
             connection = BlockingConnection.connect(place, CLUSTER, secret=secret)
-            connection.call(HOSTS, HOSTS.request.pack(HostsRequest()), timeout_s=CALL_S)
+            _hosts(connection)
         except StoreError:
             if at == len(places) - 1:
                 raise

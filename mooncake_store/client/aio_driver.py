@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake_store.client.directory import COPIED
 from mooncake_store.client.patience import unreachable
-from mooncake_store.client.setup import Setup, answer_lost, failed
+from mooncake_store.client.setup import Setup, answer_lost, failed, resharded
 from mooncake_store.client.steps import CLUSTER, Call, Calls, Move, Moves, Opens, Steps, clock
 from mooncake_store.errors import (
     InvalidArgumentError,
@@ -167,15 +167,17 @@ class AsyncDriver:
             raise UnavailableError("the client is closed", advice="make another one")
         self._check_loop()
         try:
+            shards = self.core.shards
             step = next(steps)
             while True:
                 outcome: list[Any]
                 if isinstance(step, Calls):
-                    outcome = await self._call(step)
+                    outcome = await self._call(step, shards)
                 elif isinstance(step, Moves):
                     outcome = await self._move(step)
                 else:
                     outcome = await self._open(step)
+                shards = self.core.shards  # of how many the steps know that follow
                 step = steps.send(outcome)
         except StopIteration as end:
             result: T = end.value
@@ -204,19 +206,25 @@ class AsyncDriver:
 
     # Calls.
 
-    async def _call(self, step: Calls) -> list[Any]:
+    async def _call(self, step: Calls, shards: int) -> list[Any]:
         self.core.counters.requests += len(step.calls)
         if len(step.calls) == 1:
-            return [await self._one(step.calls[0], step.until)]
+            return [await self._one(step.calls[0], step.until, shards)]
         # Tasks start in order, so requests to one shard leave in order.
-        return await asyncio.gather(*(self._one(call, step.until) for call in step.calls))
+        return await asyncio.gather(*(self._one(call, step.until, shards) for call in step.calls))
 
-    async def _one(self, call: Call, until: float) -> Any:
-        """One request; asked once more where that is safe, and while the store may come back."""
+    async def _one(self, call: Call, until: float, shards: int) -> Any:
+        """One request; asked once more where that is safe, and while the store may come back.
+
+        It was made for a store of so many `shards`.
+        """
         shard, operation, body = call
         repeated, silences, quiet = False, 0, until
         while True:
-            peer = self._cluster if shard == CLUSTER else self._shards[shard]
+            peers = self._shards
+            if shard != CLUSTER and len(peers) != shards:
+                return resharded(operation, len(peers))
+            peer = self._cluster if shard == CLUSTER else peers[shard]
             if self._several:
                 quiet = self.setup.quiet_until((call,), until, silences)
             try:
@@ -250,7 +258,7 @@ class AsyncDriver:
                 if not self._moved(shard, peer):  # another task may have met it meanwhile
                     await self._refresh_map(min(until, limit))
                 if self._moved(shard, peer):
-                    return None if shard < len(self._shards) else failed(operation, error)
+                    return None
             except StoreError as refusal:
                 if self._several:
                     error = refusal.again()  # which tells what all of them said

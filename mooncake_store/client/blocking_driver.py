@@ -21,8 +21,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake_store.client.directory import COPIED
 from mooncake_store.client.patience import unreachable
-from mooncake_store.client.setup import CONNECTIONS_MAX, Setup, answer_lost, failed
-from mooncake_store.client.steps import CLUSTER, Call, Calls, Move, Moves, Opens, Steps, clock
+from mooncake_store.client.setup import CONNECTIONS_MAX, Setup, answer_lost, failed, resharded
+from mooncake_store.client.steps import (
+    CLUSTER,
+    Call,
+    Calls,
+    Move,
+    Moves,
+    Opens,
+    ReshardedError,
+    Steps,
+    clock,
+)
 from mooncake_store.errors import (
     PeerLostError,
     StoreError,
@@ -153,19 +163,21 @@ class BlockingDriver:
         if self.closed:
             raise UnavailableError("the client is closed", advice="make another one")
         try:
+            shards = self.core.shards
             step = next(steps)
             while True:
                 outcome: list[Any]
                 if isinstance(step, Calls):
                     self.core.counters.requests += len(step.calls)
                     if len(step.calls) == 1:
-                        outcome = [self._one(step.calls[0], step.until)]
+                        outcome = [self._one(step.calls[0], step.until, shards)]
                     else:
-                        outcome = self._call(step)
+                        outcome = self._call(step, shards)
                 elif isinstance(step, Moves):
                     outcome = self._move(step)
                 else:
                     outcome = self._open(step)
+                shards = self.core.shards  # of how many the steps know that follow
                 step = steps.send(outcome)
         except StopIteration as end:
             result: T = end.value
@@ -175,7 +187,7 @@ class BlockingDriver:
 
     # Calls.
 
-    def _call(self, step: Calls) -> list[Any]:
+    def _call(self, step: Calls, shards: int) -> list[Any]:
         """Several requests; those to one shard share a connection."""
         calls = step.calls
         outcome: list[Any] = [None] * len(calls)
@@ -185,7 +197,7 @@ class BlockingDriver:
         taken: list[tuple[BlockingPool, BlockingConnection, list[tuple[int, int]]]] = []
         try:
             for shard, positions in together.items():
-                self._send(shard, positions, step, outcome, taken)
+                self._send(shard, positions, step, outcome, taken, shards)
             quiet = self.setup.quiet_until(calls, step.until) if self._several else step.until
             for _, connection, sent in taken:
                 self._receive(connection, sent, quiet, outcome)
@@ -194,13 +206,15 @@ class BlockingDriver:
                 pool.release(connection)
         for at, (shard, operation, body) in enumerate(calls):
             answer = outcome[at]
+            if type(answer) is ReshardedError:
+                continue
             if unreachable(answer):
-                outcome[at] = self._one(calls[at], step.until)
+                outcome[at] = self._one(calls[at], step.until, shards)
             elif answer_lost(operation, answer) or (
                 self._several and self._silent(operation, answer, step.until)
             ):
                 again = shard, operation, once_more(operation, body)
-                outcome[at] = self._one(again, step.until)
+                outcome[at] = self._one(again, step.until, shards)
             elif isinstance(answer, StoreError):
                 outcome[at] = failed(operation, answer)
         return outcome
@@ -212,12 +226,16 @@ class BlockingDriver:
         step: Calls,
         outcome: list[Any],
         taken: list[tuple[BlockingPool, BlockingConnection, list[tuple[int, int]]]],
+        shards: int,
     ) -> None:
         """Send the requests to one shard on one connection; errors go to their outcomes."""
         sent: list[tuple[int, int]] = []
         rest = list(positions)
         try:
-            pool = self._shards[shard] if shard != CLUSTER else self._cluster
+            pools = self._shards
+            if shard != CLUSTER and len(pools) != shards:
+                raise resharded(step.calls[rest[0]][1], len(pools))
+            pool = pools[shard] if shard != CLUSTER else self._cluster
             connection = pool.acquire(timeout_s=step.until - time.monotonic())
             taken.append((pool, connection, sent))
             while rest:
@@ -247,12 +265,18 @@ class BlockingDriver:
             except StoreError as error:
                 outcome[at] = failure = error.again()
 
-    def _one(self, call: Call, until: float) -> Any:
-        """One request; asked once more where that is safe, and while the store may come back."""
+    def _one(self, call: Call, until: float, shards: int) -> Any:
+        """One request; asked once more where that is safe, and while the store may come back.
+
+        It was made for a store of so many `shards`.
+        """
         shard, operation, body = call
         repeated, silences, quiet = False, 0, until
         while True:
-            pool = self._shards[shard] if shard != CLUSTER else self._cluster
+            pools = self._shards
+            if shard != CLUSTER and len(pools) != shards:
+                return resharded(operation, len(pools))
+            pool = pools[shard] if shard != CLUSTER else self._cluster
             if self._several:
                 quiet = self.setup.quiet_until((call,), until, silences)
             try:
@@ -283,7 +307,7 @@ class BlockingDriver:
                 if not self._moved(shard, pool):  # another thread may have met it meanwhile
                     self._refresh_map(min(until, limit))
                 if self._moved(shard, pool):
-                    return None if shard < len(self._shards) else failed(operation, error)
+                    return None
             except StoreError as refusal:
                 if self._several:
                     error = refusal.again()  # which tells what all of them said

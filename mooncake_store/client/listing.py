@@ -15,7 +15,7 @@ from mooncake_store.client.keys import Digests, Key, KeyBatch
 from mooncake_store.client.queries import name_segments
 from mooncake_store.client.requests import KeyRequests, give_back, shard_figures
 from mooncake_store.client.results import ListedColumns, ListedObject, ObjectStat
-from mooncake_store.client.steps import CLUSTER, Steps, ask_one
+from mooncake_store.client.steps import CLUSTER, ReshardedError, Steps, ask_one
 from mooncake_store.core.records import LISTED, SIZE_MAX, State
 from mooncake_store.errors import InvalidArgumentError, NotFoundError, StoreError
 from mooncake_store.wire.cluster import STATUS, ClusterStatus, StatusRequest
@@ -108,7 +108,12 @@ class Listing:
         until = core.until(options)
         digest = keys.digests.tobytes()
         body = STAT.request.pack(StatRequest(digest))
-        reply = yield from ask_one(core.shard_of(digest), STAT, body, until)
+        while True:
+            try:
+                reply = yield from ask_one(core.shard_of(digest), STAT, body, until)
+            except ReshardedError:
+                continue
+            break
         if not reply.found:
             raise NotFoundError("no object has this key", key=keys.label(0), operation="stat")
         numbers = {place[0] for place in reply.replicas}

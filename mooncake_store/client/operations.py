@@ -36,7 +36,7 @@ from mooncake_store.client.results import (
 )
 from mooncake_store.client.sessions import PutSession, Writing
 from mooncake_store.client.single import digest_of, put_one, read_one
-from mooncake_store.client.steps import Steps, fetch
+from mooncake_store.client.steps import ReshardedError, Steps, fetch
 from mooncake_store.client.views import Viewing
 from mooncake_store.client.writes import PutFields, Putting, StartedPut
 from mooncake_store.core.options import SoftPin
@@ -343,8 +343,13 @@ class Operations:
         digest = digest_of(key, identity)
         if digest is None:
             digest = KeyBatch.single(key, identity).digests.tobytes()
-        shard, request = core.shard_of(digest), EXISTS_ONE.request.pack(digest)
-        body = yield from fetch(shard, EXISTS, request, until)
+        request = EXISTS_ONE.request.pack(digest)
+        while True:
+            try:
+                body = yield from fetch(core.shard_of(digest), EXISTS, request, until)
+            except ReshardedError:
+                continue
+            break
         check_named(core, identity)
         return bool(EXISTS_ONE.reply.unpack(body)[0])
 

@@ -17,12 +17,12 @@ import numpy as np
 
 from mooncake_store.client.core import every, parts
 from mooncake_store.client.results import BatchResult
-from mooncake_store.client.steps import Calls
+from mooncake_store.client.steps import Calls, ReshardedError
 from mooncake_store.errors import StoreError, UnavailableError
 from mooncake_store.wire.shard import BATCH_MAX, GET, RELEASE, STATS, StatsRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -43,6 +43,8 @@ class Request(NamedTuple):
 
     call: Call
     keys: Column
+    again: Callable[[Column], list[Request]]
+    """Makes it anew, where keys belong to other shards by now."""
 
 
 _CALL = operator.itemgetter(0)
@@ -80,6 +82,10 @@ class KeyRequests:
         positions, and all others are the same in every request.
         """
         out: list[Request] = []
+
+        def again(some: Column) -> list[Request]:
+            return self.requests(operation, some, fields, keys_max)
+
         shards, split = self.core.shards, [(0, index)]
         if shards > 1 or not 0 < len(index) <= keys_max:
             split = parts(self.keys.words, index, shards, keys_max)
@@ -91,7 +97,8 @@ class KeyRequests:
                         chosen[name] = value[some]
                 elif callable(value):
                     chosen[name] = value(some)
-            out.append(Request((shard, operation, operation.request.pack(**chosen)), some))
+            call = shard, operation, operation.request.pack(**chosen)
+            out.append(Request(call, some, again))
         return out
 
     def gets(self, index: Column, ttl_ms: int) -> list[Request]:
@@ -121,18 +128,39 @@ class KeyRequests:
         if not requests and not first:
             return []
         replies = yield Calls([*first, *map(_CALL, requests)], self.until)
+        if any(type(reply) is ReshardedError for reply in replies):
+            requests, replies = yield from self._ask_others(requests, replies[len(first) :])
+            first = ()
         if self.keys.identity is not self.core.identity:
             check_named(self.core, self.keys.identity)
         last = replies[-1]
         if isinstance(last, StoreError) and all(isinstance(reply, StoreError) for reply in replies):
             raise last.again()
         answers: list[tuple[Column, Any]] = []
-        for (call, some), reply in zip(requests, replies[len(first) :], strict=True):
+        for (call, some, _), reply in zip(requests, replies[len(first) :], strict=True):
             if isinstance(reply, StoreError):
                 self.blame(some, reply)
             else:
                 answers.append((some, call[1].reply.unpack(reply)))
         return answers
+
+    def _ask_others(
+        self, requests: Sequence[Request], replies: list[Any]
+    ) -> Steps[tuple[list[Request], list[Any]]]:
+        """Make requests anew that were not sent, because there are other shards by now."""
+        while time.monotonic() < self.until:
+            kept, fresh = [], []
+            for request, reply in zip(requests, replies, strict=True):
+                if type(reply) is ReshardedError:
+                    fresh += request.again(request.keys)
+                else:
+                    kept.append((request, reply))
+            if not fresh:
+                break
+            more = yield Calls(list(map(_CALL, fresh)), self.until)
+            pairs = [*kept, *zip(fresh, more, strict=True)]
+            requests, replies = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        return list(requests), replies
 
     def tell(self, releases: list[Call]) -> Steps[None]:
         """Give leases back. A store that cannot be reached lets them run out."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_store.client.core import Core
 from mooncake_store.client.patience import Patience
-from mooncake_store.client.steps import CLUSTER
+from mooncake_store.client.steps import CLUSTER, ReshardedError
 from mooncake_store.config.settings import load_client
 from mooncake_store.endpoint import host_name, read_secret, split_url
 from mooncake_store.errors import (
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from transfer_engine.wire.frame import Body
     from transfer_engine.wire.registry import Operation
 
-__all__ = ["Setup", "answer_lost", "failed", "load_kernels"]
+__all__ = ["Setup", "answer_lost", "failed", "load_kernels", "resharded"]
 
 CONNECTIONS_MAX = 64
 """Per shard: one for each thread that asks at the same time."""
@@ -73,6 +73,15 @@ def failed(operation: Operation[Any, Any], error: StoreError) -> StoreError:
     if sent and type(error) is PeerLostError and operation.name not in IDEMPOTENT:
         error.advice = "nobody knows whether it was done: look, and ask again if it was not"
     return error
+
+
+def resharded(operation: Operation[Any, Any], shards: int) -> ReshardedError:
+    """Return why a request was not sent that was made for another number of shards."""
+    return ReshardedError(
+        f"the store has {shards} shards by now",
+        operation=operation.name,
+        advice="begin anew: a listing with its first page, who follows with a snapshot",
+    )
 
 
 @functools.cache

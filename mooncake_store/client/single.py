@@ -30,7 +30,7 @@ from mooncake_store.client.keys import Digests, label_of, name_of
 from mooncake_store.client.reads import MARGIN_NS, Answer, half_of
 from mooncake_store.client.requests import check_named
 from mooncake_store.client.results import PutResult
-from mooncake_store.client.steps import Move, Moves, fetch
+from mooncake_store.client.steps import Move, Moves, ReshardedError, fetch
 from mooncake_store.client.writes import StartedPut, attempt_until, patience_ms
 from mooncake_store.core.records import Status, Tier
 from mooncake_store.errors import InvalidArgumentError, StoreError
@@ -102,7 +102,10 @@ def read_one(
     if not hit:
         request = GET_ONE.request.pack(plan.ttl_ms, 0, digest)
         sent = time.monotonic_ns()
-        body = yield from fetch(core.shard_of(digest), GET, request, until)
+        try:
+            body = yield from fetch(core.shard_of(digest), GET, request, until)
+        except ReshardedError:
+            return _DECLINED
         check_named(core, identity)
         now, targets = time.monotonic_ns(), core.directory.targets
         fields, reply = GET_ONE.reply.match(body), None
@@ -136,9 +139,12 @@ def put_one(
     digest = digest_of(key, identity)
     if digest is None:
         return None
-    shard, size = core.shard_of(digest), memory[1]
+    size = memory[1]
     request = requests.pack(digest, name_of(key), size, patience_ms(until), next(core.requests))
-    body = yield from fetch(shard, PUT_START, request, until)
+    try:
+        body = yield from fetch(core.shard_of(digest), PUT_START, request, until)
+    except ReshardedError:
+        return None
     check_named(core, identity)
     fields, outcome = PUT_STARTED_ONE.match(body), None
     if fields is not None and fields[0] >> 32 == _ONE_ACCEPTED:
@@ -147,7 +153,13 @@ def put_one(
         return StartedPut(PUT_START.reply.unpack(body), outcome)
     assert fields is not None
     request = PUT_END_ONE.request.pack(digest, fields[0] & 0xFFFF_FFFF, outcome.sum64)
-    (status,) = PUT_END_ONE.reply.unpack((yield from fetch(shard, PUT_END, request, until)))
+    while True:
+        try:
+            body = yield from fetch(core.shard_of(digest), PUT_END, request, until)
+        except ReshardedError:
+            continue
+        break
+    (status,) = PUT_END_ONE.reply.unpack(body)
     counters = core.counters
     counters.keys += 1
     name = outcome.transport

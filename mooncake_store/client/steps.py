@@ -18,7 +18,7 @@ import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from mooncake_store.errors import StoreError
+from mooncake_store.errors import StoreError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +37,7 @@ __all__ = [
     "Move",
     "Moves",
     "Opens",
+    "ReshardedError",
     "Steps",
     "ask_one",
     "clock",
@@ -47,6 +48,13 @@ Call: TypeAlias = "tuple[int, Operation[Any, Any], bytes]"
 """A request: the shard, the operation, the packed body."""
 CLUSTER = -1
 """In place of a shard's number: the cluster service."""
+
+
+class ReshardedError(UnavailableError):
+    """There is another number of shards than when a request was made; it was not sent.
+
+    Requests for keys are made anew. Who asks shards one after the other begins again.
+    """
 
 
 class Calls(NamedTuple):

@@ -15,7 +15,7 @@ from mooncake_store.client.kernels import reading as k
 from mooncake_store.client.leases import RELEASE_MARGIN_NS
 from mooncake_store.client.reads import BytesSink, Plan, Reading
 from mooncake_store.client.requests import KeyRequests, give_back
-from mooncake_store.client.steps import Opens, ask_one
+from mooncake_store.client.steps import Opens, ReshardedError, ask_one
 from mooncake_store.core.records import Status
 from mooncake_store.errors import LeaseExpiredError, StoreError
 from mooncake_store.wire.shard import RENEW
@@ -188,7 +188,13 @@ class Viewing:
         digests = self._keys.digests
         body = RENEW.request.pack(ttl_ms=ttl_ms, digests=digests, generations=generations)
         sent = time.monotonic_ns()
-        reply = yield from ask_one(self.core.shard_of(digests.tobytes()), RENEW, body, until)
+        while True:
+            try:
+                shard = self.core.shard_of(digests.tobytes())
+                reply = yield from ask_one(shard, RENEW, body, until)
+            except ReshardedError:
+                continue
+            break
         if reply.statuses[0] != Status.OK:
             raise LeaseExpiredError("the object is gone or was replaced", key=self.key)
         self.lease_end_ns = max(self.lease_end_ns, sent + int(reply.remaining_ns[0]))

@@ -129,12 +129,18 @@ class _ShardHost:
 
     async def _close(self, server: Server) -> None:
         await server.stop(grace_s=1.0)
-        if self._farm is not None:
-            await self._farm.close()
-        if self._supervisor is not None:
-            await self._supervisor.stop(STOP_S)
+        await self._end_shards()
         await self._leader.close()
         self._fence.close()
+
+    async def _end_shards(self) -> None:
+        """Lead and copy nothing any more."""
+        farm, self._farm = self._farm, None
+        supervisor, self._supervisor = self._supervisor, None
+        if farm is not None:
+            await farm.close()
+        if supervisor is not None:
+            await supervisor.stop(STOP_S)
 
     async def _serve(self, on_ready: Callable[[dict[str, Any]], object]) -> None:
         ready = False
@@ -166,18 +172,17 @@ class _ShardHost:
         asked_ns = time.monotonic_ns()
         request = Join(self._number, self._address, self._wanted)
         joined = await self._leader.find(JOIN, request, CALL_S)
-        former, self._joined = self._joined, joined
-        if self._supervisor is None:
-            self._begin(joined)
-        elif former is not None and (former.cluster, former.shards) != (
+        former = self._joined
+        if former is not None and (former.cluster, former.shards) != (
             joined.cluster,
             joined.shards,
         ):
-            raise ConfigError(
-                f"the master is one of cluster {joined.cluster} with {joined.shards} shards, and "
-                f"this host is of {former.cluster} with {former.shards}",
-                advice="start it anew, with another --state for another pool",
-            )
+            # Shards are only split where none leads elsewhere, so nothing here is of use any more.
+            self._joined = None
+            await self._end_shards()
+        self._joined = joined
+        if self._supervisor is None:
+            self._begin(joined)
         self._fence.open_until(asked_ns + joined.granted_ms * 1_000_000)
         return joined
 

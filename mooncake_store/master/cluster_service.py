@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.wire import cluster as wire
-from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, STAY
+from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, SPLIT, STAY
 from mooncake_store.wire.standby import PROMOTE, REGISTERS, STANDBY
 from transfer_engine.errors import AuthError, UnavailableError
 
@@ -32,7 +32,8 @@ __all__ = ["ClusterService"]
 _OWNERS = frozenset(
     each.opcode
     for each in (
-        wire.MOUNT, wire.UNMOUNT, wire.DRAIN, REGISTERS, PROMOTE, JOIN, SERVING, STAY, MOVE
+        wire.MOUNT, wire.UNMOUNT, wire.DRAIN, REGISTERS, PROMOTE, JOIN, SERVING, STAY, MOVE,
+        SPLIT,
     )
 )  # fmt: skip
 """Not for who may only read: he would change something, or learn the secret of all namespaces."""

@@ -61,6 +61,8 @@ class OwnFacts:
     settings: bytes
     """Those of the master that all shards have in common."""
     address: str
+    split: str = ""
+    """Why shards could not be split before this run."""
 
 
 @dataclass(slots=True)
@@ -267,7 +269,8 @@ class Hosts:
             )
             for host in self._by_number.values()
         )
-        return HostsReply((own, *others), tuple(seats.missing))
+        facts = self.facts
+        return HostsReply((own, *others), tuple(seats.missing), facts.run, facts.split)
 
     async def close(self) -> None:
         """Speak to none any more. Idempotent."""

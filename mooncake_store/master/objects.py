@@ -21,7 +21,7 @@ from mooncake_store.master.words import words
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire import shard as wire
 from mooncake_store.wire.shard import PutFlag, RemoveFlag
-from transfer_engine.errors import InvalidArgumentError
+from transfer_engine.errors import InvalidArgumentError, UnavailableError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,6 +48,8 @@ class Objects:
     def put_start(self, peer: Peer, request: Any, deadline_ms: int) -> Answer:
         """Begin objects; where there is no space, wait for it."""
         site, options = self._site, _options_of(request)
+        if site.quiet:  # as if it could not be reached, since nothing of it was done
+            raise UnavailableError("this shard is being split", operation=wire.OPEN.name)
         upsert = bool(request.flags & PutFlag.UPSERT)
         names = _names_of(request.names)
         keys = request.digests, request.sizes, names

@@ -12,22 +12,30 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from mooncake_store.clock import SystemClock
 from mooncake_store.master.server import Master
+from mooncake_store.master.splitting import split_state
 from mooncake_store.program import kernels
 from mooncake_store.program.garbage_collection import settle_garbage_collection
 from mooncake_store.program.port_file import remove_port_file, write_port_file
 from mooncake_store.standby.service import follow_until_promoted
+from transfer_engine.errors import StoreError
 from transfer_engine.rpc.server import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+    from pathlib import Path
 
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.server import Addresses
     from mooncake_store.program.children import Parent
     from mooncake_store.program.fence import Fence
+    from transfer_engine.rpc.address import Address
 
 __all__ = [
     "described",
@@ -109,16 +117,59 @@ async def lead(
 
     `shards` are those that lead beside it when its pool begins; None is all.
     """
-    loop = asyncio.get_running_loop()
-    master = Master(config, secret=secret, fence=fence, lead=shards)
-    ending = loop.create_task(stop.wait())
+    ending = asyncio.ensure_future(stop.wait())
+    told, ahead = "", None
+    try:
+        while True:
+            master = Master(
+                config,
+                secret=secret,
+                fence=fence,
+                lead=shards,
+                may_split=fence is None,
+                told=told,
+                ahead=ahead,
+            )
+            address = await _lead_once(master, on_ready, ending)
+            if address is None or ending.done() or not master.split.done():
+                return
+            ahead = master.ahead
+            # Whoever goes on asking finds it where it was.
+            config = msgspec.structs.replace(master.config, port=address.port)
+            assert master.state_path is not None
+            config, told = await _split(config, master.state_path, master.split.result())
+    finally:
+        ending.cancel()
+
+
+async def _split(config: MasterConfig, state: Path, factor: int) -> tuple[MasterConfig, str]:
+    """Split the shards of a master that was stopped; return what to go on with, and why not."""
+    began, release_ns = time.monotonic(), config.put_release_ns
+    try:
+        made = await asyncio.to_thread(split_state, state, factor, SystemClock(), release_ns)
+    except StoreError as error:
+        log.error("the shards could not be split: %s", error)
+        return config, str(error)
+    log.info(
+        "%d shards with %d objects were made of %d in %.2f s",
+        made.shards, made.objects, config.shards, time.monotonic() - began,
+    )  # fmt: skip
+    return msgspec.structs.replace(config, shards=made.shards), ""
+
+
+async def _lead_once(
+    master: Master, on_ready: Callable[[dict[str, Any]], object], ending: asyncio.Future[Any]
+) -> Address | None:
+    """Serve until told to stop, or to split; return where it served, None if it never did."""
+    config, loop = master.config, asyncio.get_running_loop()
     starting = loop.create_task(master.start())
     await asyncio.wait({ending, starting}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():  # it may wait for other hosts
         starting.cancel()
         await asyncio.wait({starting})
-        return
-    facts = described(starting.result())
+        return None
+    addresses = starting.result()
+    facts = described(addresses)
     assert master.failed is not None
     try:
         if config.port_file:
@@ -128,16 +179,18 @@ async def lead(
             settle_garbage_collection()
         else:
             master.loading.add_done_callback(lambda _: settle_garbage_collection())
-        ends: set[asyncio.Future[Any]] = {ending, master.failed}
+        ends: set[asyncio.Future[Any]] = {ending, master.failed, master.split}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        ending.cancel()
         log.info("stopping")
     finally:
         if config.port_file:
             remove_port_file(config.port_file)
+        if master.split.done():
+            master.hand_on()
         await master.stop(STOP_S)
     if master.failed.done():
         master.failed.result()
+    return addresses.master
 
 
 def run_master(

@@ -39,25 +39,28 @@ from mooncake_store.master.liveness import Liveness
 from mooncake_store.master.moving import Moves
 from mooncake_store.master.overview import ClusterFacts
 from mooncake_store.master.registers import RegisterFile
+from mooncake_store.master.rest import rest
 from mooncake_store.master.seats import MASTER, Seats
 from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.site import ShardPlace
-from mooncake_store.master.splitting import finish_split
+from mooncake_store.master.splitting import SHARDS_MAX, finish_split
 from mooncake_store.master.state_directory import StateDirectory
-from mooncake_store.master.supervisor import Supervisor
+from mooncake_store.master.supervisor import Ahead, Supervisor
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire.cluster import CLUSTER
-from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, STAY
+from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, SPLIT, STAY, SplitBegun
 from transfer_engine.errors import UnavailableError
 from transfer_engine.rpc.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from pathlib import Path
 
     from mooncake_store.clock import Clock
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.shard_service import ShardService
     from mooncake_store.program.fence import Fence
+    from mooncake_store.wire.hosts import Split
     from transfer_engine.rpc.address import Address
 
 __all__ = ["Addresses", "Master"]
@@ -79,6 +82,9 @@ class Master:
     """One master; belongs to the event loop it is started on. `stop` is idempotent.
 
     `lead` says which shards it leads itself, when its pool begins; others wait for their hosts.
+    Whoever runs it waits for `split` as well, if it `may_split`: it is then to be stopped, its
+    state split by that factor, and another one started; `told` is why that failed before this one,
+    and `ahead` what `hand_on` returned.
     """
 
     def __init__(
@@ -89,7 +95,14 @@ class Master:
         clock: Clock | None = None,
         fence: Fence | None = None,
         lead: Collection[int] | None = None,
+        may_split: bool = False,
+        told: str = "",
+        ahead: Ahead | None = None,
     ) -> None:
+        self.ahead = ahead
+        self._may_split = may_split
+        self._told = told
+        self.split: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.config = config
         self.epoch = time.time_ns()
         self._secret = secret
@@ -109,6 +122,11 @@ class Master:
         self.failed: asyncio.Future[None] | None = None
         self.loading: asyncio.Future[None] | None = None
         """Ends when the kernels of the shard in this process are loaded; None without one."""
+
+    @property
+    def state_path(self) -> Path | None:
+        """Where it keeps its state, also when it was stopped; None if it keeps none."""
+        return None if self._state is None else self._state.path
 
     async def start(self) -> Addresses:
         """Start everything, or nothing; raises ConfigError for an address in use.
@@ -189,6 +207,7 @@ class Master:
             cluster.reconcile,
             self._fence,
             elected=self._fence is not None,
+            ahead=self.ahead,
         )
         self.failed = supervisor.failed
         name = state.kept.cluster
@@ -210,6 +229,7 @@ class Master:
                 STAY: hosts.stay,
                 HOSTS: lambda _: hosts.list(),
                 MOVE: moves.begin,
+                SPLIT: self._split,
             }
         )
         hosts.open(
@@ -220,9 +240,37 @@ class Master:
                 config.journal,
                 msgspec.msgpack.encode(msgspec.to_builtins(config)),
                 str(address),
+                self._told,
             )
         )
         return hosts
+
+    async def _split(self, request: Split) -> SplitBegun:
+        """Bring all shards to rest, and have them split by whoever runs this master."""
+        count = self.config.shards * request.factor
+        refusal = ""
+        if not self._may_split or self.config.journal not in ("written", "synced"):
+            refusal = "this master is none that can be split while it runs"
+        elif set(self._seats.owned_by(MASTER)) != set(range(len(self._seats))):
+            refusal = "some of its shards lead on other hosts"
+        elif request.factor < 2 or count > SHARDS_MAX:
+            refusal = f"{self.config.shards} shards cannot become {count}"
+        if refusal:
+            raise UnavailableError(
+                refusal,
+                operation=SPLIT.name,
+                advice="it has to keep its state in a directory, at --journal written or synced, "
+                "and to lead all of its shards",
+            )
+        if not self.split.done():
+            self._seats.movable = True  # clients wait longer, which they hear with the next map
+            assert self._supervisor is not None
+            # Started while the shards go on: it is most of what a split takes.
+            await asyncio.gather(*map(self._supervisor.start_ahead, range(count)))
+            await rest(self._seats)
+            if not self.split.done():
+                self.split.set_result(request.factor)
+        return SplitBegun(count)
 
     def _new_liveness(self, cluster: Cluster) -> Liveness:
         loop = asyncio.get_running_loop()
@@ -243,7 +291,13 @@ class Master:
         kept = await self._supervisor.start(own)
         for shard in own:
             self._seats[shard].take(self._supervisor.link(shard), self._supervisor.address(shard))
+        await self._supervisor.forget_all_ahead()
         return kept
+
+    def hand_on(self) -> None:
+        """Leave the master after this one the processes that were started for it, as `ahead`."""
+        if self._supervisor is not None:
+            self.ahead = self._supervisor.hand_on()
 
     async def _start_own(self) -> bool:
         """Serve the only shard on this event loop; return whether it kept its contents."""

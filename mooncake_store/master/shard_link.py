@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 import numpy as np
 
+from mooncake_store.core import codes as c
 from mooncake_store.core.janitor import DrainState
 from mooncake_store.core.records import SegmentState as State
 from mooncake_store.core.records import Status, Tier
@@ -114,13 +115,13 @@ class LocalShard:
         site = self._site
         if site.keeper is None:
             raise UnavailableError("this shard keeps no journal, so it cannot be moved")
-        site.yielded = request.on
+        site.yielded, site.quiet = request.on, request.quiet
         if request.on:
             site.puts.give_up()
             site.followers.give_up()
             if site.keeper.on_publish is not None:
                 site.keeper.on_publish()  # standbys wait for words, and are to hear this
-        return Yielded(site.keeper.head)
+        return Yielded(site.keeper.head, int(self._shard.tally[c.UNFINISHED]))
 
     def _guests(self, request: guests.GuestsRequest) -> guests.Guests:
         """Return some of what other shards have where this one gives out space."""

@@ -73,6 +73,8 @@ class Site:
         # Event numbers begin anew with every life of what a shard holds; this tells lives apart.
         self.stream = secrets.randbits(64) if keeper is None else keeper.stream
         self.stopped = False
+        self.quiet = False
+        """Whether no put is begun, because all that are under way are to end."""
         self.yielded = False
         """Whether it answers only standbys, and changes nothing, because it is being moved."""
         self.keeps = keeper is not None

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.registry import Operation
 
-__all__ = ["Supervisor"]
+__all__ = ["Ahead", "Supervisor"]
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +89,14 @@ class _Shard:
     """When it was."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Processes that wait to be told which shards they are, and the secret of their master."""
+
+    secret: bytes
+    shards: dict[int, _Shard]
+
+
 class Supervisor:
     """The shard processes of one master.
 
@@ -107,7 +115,9 @@ class Supervisor:
         fence: Fence | None = None,
         *,
         elected: bool = False,
+        ahead: Ahead | None = None,
     ) -> None:
+        """`ahead` is what the supervisor before handed on."""
         self._fence = fence
         self._elected = elected
         self._config = config
@@ -116,9 +126,9 @@ class Supervisor:
         self._cluster = cluster
         self._bases = bases
         self._agree = agree
-        self._admin_secret = secrets.token_bytes(32)
+        self._admin_secret = secrets.token_bytes(32) if ahead is None else ahead.secret
         self._shards: dict[int, _Shard] = {}
-        self._ahead: dict[int, _Shard] = {}
+        self._ahead: dict[int, _Shard] = {} if ahead is None else ahead.shards
         self._watched: list[int] = []
         self._restarts: set[asyncio.Task[None]] = set()
         self._stopped = False
@@ -207,6 +217,16 @@ class Supervisor:
             shard = self._ahead[number] = self._bind(number)
             shard.ahead = self._spawn(shard, {"ahead": True})
             await asyncio.to_thread(shard.ahead.wait_ready)
+
+    def hand_on(self) -> Ahead:
+        """Leave the processes that were started ahead to the supervisor after this one."""
+        ahead, self._ahead = self._ahead, {}
+        return Ahead(self._admin_secret, ahead)
+
+    async def forget_all_ahead(self) -> None:
+        """Do without processes that were started ahead and are not needed."""
+        for number in list(self._ahead):
+            await self.forget_ahead(number)
 
     async def forget_ahead(self, number: int) -> None:
         """Do without the process that was started ahead, if there is one."""
@@ -302,8 +322,7 @@ class Supervisor:
         shards, self._shards = list(self._shards.values()), {}
         for shard in shards:
             await _close(shard)
-        for number in list(self._ahead):
-            await self.forget_ahead(number)
+        await self.forget_all_ahead()
         children = [shard.child for shard in shards if shard.child is not None]
         for child in children:
             child.release()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from mooncake_store.wire.guests import GUESTS, GUESTS_LEFT, OUTSTANDING
-from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, STAY, YIELD
+from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, SPLIT, STAY, YIELD
 from mooncake_store.wire.standby import PROMOTE, REGISTERS, STANDBY
 from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.registry import Operation, Registry
@@ -286,7 +286,7 @@ CLUSTER = Registry(
     "mooncake",
     [
         MAP, MOUNT, UNMOUNT, SEGMENTS, STATUS, DRAIN, DRAIN_STATUS,
-        REGISTERS, STANDBY, PROMOTE, JOIN, SERVING, STAY, HOSTS, MOVE,
+        REGISTERS, STANDBY, PROMOTE, JOIN, SERVING, STAY, HOSTS, MOVE, SPLIT,
     ],
 )  # fmt: skip
 LIVENESS = Registry("mooncake-liveness", [PING])

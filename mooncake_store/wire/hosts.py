@@ -24,6 +24,7 @@ __all__ = [
     "MOVE",
     "RELAY",
     "SERVING",
+    "SPLIT",
     "STAY",
     "YIELD",
     "Copy",
@@ -43,6 +44,8 @@ __all__ = [
     "Relayed",
     "ServedShard",
     "Serving",
+    "Split",
+    "SplitBegun",
     "Stay",
     "Stayed",
     "Yield",
@@ -147,6 +150,10 @@ class HostsReply(msgspec.Struct, frozen=True, array_like=True, tag="hosts"):
 
     hosts: tuple[HostEntry, ...]
     missing: tuple[int, ...]
+    run: int = 0
+    """The run of the master."""
+    split: str = ""
+    """Why shards could not be split before this run; "" where they were, or nobody wanted it."""
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True, tag="move?"):
@@ -210,12 +217,27 @@ class Yield(msgspec.Struct, frozen=True, array_like=True, tag="yield?"):
     """Let a shard answer nobody but its standbys, or everybody again."""
 
     on: bool
+    quiet: bool = False
+    """Whether it is to begin no put."""
 
 
 class Yielded(msgspec.Struct, frozen=True, array_like=True, tag="yielded"):
-    """Up to where the shard has written down what it did."""
+    """Up to where the shard has written down what it did, and how many puts are under way."""
 
     head: int
+    unfinished: int = 0
+
+
+class Split(msgspec.Struct, frozen=True, array_like=True, tag="split?"):
+    """Makes so many shards of each one; the master starts anew with them."""
+
+    factor: int
+
+
+class SplitBegun(msgspec.Struct, frozen=True, array_like=True, tag="splitting"):
+    """It is begun; how it ended `HOSTS` tells."""
+
+    shards: int
 
 
 class Lead(msgspec.Struct, frozen=True, array_like=True, tag="lead?"):
@@ -251,6 +273,7 @@ RELAY = Operation(
 )
 COPY = Operation("copy", 0x56, Cold(Copy), Cold(CopyState), "copy a shard, or say how that stands")
 LEAD = Operation("lead", 0x57, Cold(Lead, bytes_max=4 << 20), Cold(Led), "lead a shard")
+SPLIT = Operation("split", 0x5C, Cold(Split), Cold(SplitBegun), "makes several shards of each")
 YIELD = Operation("yield", 0x58, Cold(Yield), Cold(Yielded), "answer nobody but standbys")
 
 HOST = Registry("mooncake-host", [RELAY, COPY, LEAD])

@@ -2,8 +2,11 @@
 
 import asyncio
 import concurrent.futures
+import json
 import signal
 import threading
+
+import pytest
 
 from mooncake_store import AsyncClient, StoreError
 from tests.hosting.conftest import DEADLINE
@@ -198,3 +201,53 @@ def test_moves_go_on_while_clients_use_the_pool(pool):
         for each in running:
             each.result(PATIENCE_S)
     assert not failures
+
+
+def split(pool, factor):
+    """Split all shards as people do; wait until there are more."""
+    command = pool.run("split", "shard", "split", factor, "--master", pool.named(), wait=False)
+    assert command.wait() == 0, command.output
+    return json.loads(command.output)["shards"]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_shards_are_split_and_moved_while_clients_use_the_pool(pool, shards):
+    pool.lead("--shards", shards)
+    pool.host("other")
+    pool.lend()
+    client = pool.client()
+    put_all(client)
+    ended, failures = threading.Event(), []
+
+    def use(number):
+        with pool.client() as own:
+            count = 0
+            while not ended.is_set():
+                try:
+                    check_all(own)
+                    name = f"own/{number}/{count}"
+                    own.put(name, value_of(name))
+                    assert own.get(name) == value_of(name)
+                    own.remove(name, force=True)
+                    count += 1
+                except Exception as error:
+                    failures.append(error)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        running = [threads.submit(use, number) for number in range(2)]
+        try:
+            assert split(pool, 2) == 2 * shards
+            for shard in (0, 1):
+                assert pool.move(shard, "other").state == "done"
+        finally:
+            ended.set()
+        for each in running:
+            each.result(PATIENCE_S)
+    assert not failures
+    assert pool.leads("other") == [0, 1]
+    check_all(client)
+    pool.stop("master")
+    pool.lead("--shards", shards)  # which it has been told before the split
+    check_all(client)
+    put_all(client, 1)
+    check_all(client, 1)

@@ -15,7 +15,7 @@ from transfer_engine.errors import ConfigError, InvalidArgumentError, StoreError
 
 RELEASE_NS = 10**9
 SETTINGS = {
-    "debug_integrity": "true", "put_discard": "500ms", "put_release": "1s",
+    "debug_integrity": "true", "put_discard": "60s", "put_release": "61s",
     "default_lease_ttl": "1s", "lease_ttl_max": "2s",
 }  # fmt: skip
 
