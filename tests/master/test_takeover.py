@@ -322,6 +322,14 @@ def test_a_worker_whose_copies_wait_for_a_lost_shard_mounts_elsewhere(worker, tw
         held.set()
 
 
+def test_what_copied_until_another_mount_opens_no_connection_later(worker):
+    copier = worker._copier
+    copier.close()
+    with pytest.raises(UnavailableError, match="by others now"):
+        copier.work(worker._map, worker.numbers)
+    assert all(connection.closed for connection in copier._connections.values())
+
+
 def test_a_worker_searches_shortly_at_first(worker):
     """Another master may begin to lead while a silent one is waited for."""
     asked, call = [], worker._link.call
