@@ -24,6 +24,16 @@ def member(
     ],
     given: dict[str, Any],
     name: Annotated[str, typer.Option("--name", help="What the pool is called there.")] = "default",
+    standby_grace: Annotated[
+        str,
+        typer.Option(
+            "--standby-grace",
+            metavar="DURATION",
+            help="For how long the standby that changes wait for may be silent, at most 2s where "
+            "another one can take its place; then its leader goes on without it, and it may not "
+            "lead before it counts again. 0s: for ever.",
+        ),
+    ] = "10s",
     file: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -37,8 +47,10 @@ def member(
     from mooncake_store.master.running import stop_of
     from mooncake_store.program import kernels
     from mooncake_store.standby.member import serve_member
+    from mooncake_store.units import parse_duration
     from transfer_engine.rpc.server import run
 
+    grace_s = parse_duration(standby_grace)
     settings, secret = begin(MasterConfig, file, given)
 
     def ready(facts: dict[str, Any]) -> None:
@@ -51,7 +63,9 @@ def member(
         sys.stdout.flush()
 
     async def serve() -> None:
-        await serve_member(settings, etcd.split(","), name, secret, ready, stop_of(None))
+        await serve_member(
+            settings, etcd.split(","), name, secret, ready, stop_of(None), grace_s=grace_s
+        )
 
     kernels.forget_stale_caches()
     run(serve())

@@ -55,7 +55,10 @@ def promote(
 
 
 def _value(found: "StandbyStatus") -> dict[str, Any]:
+    from mooncake_store.cli.shared.standbys import promotion_of
+
     return {
+        "number": f"{found.number:016x}" if found.number else "",
         "leader": found.leader,
         "cluster": found.cluster,
         "shards": [
@@ -69,11 +72,14 @@ def _value(found: "StandbyStatus") -> dict[str, Any]:
             for shard in found.shards
         ],
         "lacking": found.lacking,
+        "promotion": promotion_of(found),
     }
 
 
 def _drawn(found: "StandbyStatus") -> Any:
     from rich.console import Group
+
+    from mooncake_store.cli.shared.standbys import promotion_of, told_promotion
 
     rows = [
         (str(number), shard.state, str(shard.head - shard.position), f"{shard.silent_ms} ms")
@@ -83,4 +89,6 @@ def _drawn(found: "StandbyStatus") -> Any:
     first = f"a standby of {found.leader}, which could be promoted"
     if found.lacking:
         first = f"a standby that cannot be promoted: {found.lacking}"
-    return Group(first, table(columns, rows)) if rows else first
+    return (
+        Group(first, table(columns, rows), told_promotion(promotion_of(found))) if rows else first
+    )

@@ -178,7 +178,7 @@ def move(
 )
 def split(
     factor: Annotated[
-        int, typer.Argument(metavar="N", min=2, help="How many to make of each shard.")
+        str, typer.Argument(metavar="N", help="How many to make of each shard, from 2 on.")
     ],
     url: UrlOption = None,
     secret_file: SecretOption = None,
@@ -189,13 +189,15 @@ def split(
     The master starts anew meanwhile, on its state; requests wait for that. It has as many shards
     from then on, whatever its --shards says.
     """
-    from mooncake_store.errors import UnavailableError
+    from mooncake_store.errors import InvalidArgumentError, UnavailableError
     from mooncake_store.wire.hosts import SPLIT, Split
 
+    if not factor.isdecimal() or int(factor) < 2:
+        raise InvalidArgumentError(f"{factor!r} is no number from 2 on")
     began = time.monotonic()
     with _connected(url, secret_file) as connection:
         run = _hosts(connection).run
-        body = connection.call(SPLIT, SPLIT.request.pack(Split(factor)), timeout_s=SPLIT_S)
+        body = connection.call(SPLIT, SPLIT.request.pack(Split(int(factor))), timeout_s=SPLIT_S)
         shards = SPLIT.reply.unpack(body).shards
     found = _hosts_of_another_run(url, secret_file, run)
     if found.split:

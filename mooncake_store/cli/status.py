@@ -38,9 +38,10 @@ def status(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the pool is ready.")] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Show whether the cluster takes puts, who lends memory to it, and how full that is.
+    """Show whether the cluster takes puts, who lends memory to it, how full that is, who stands by.
 
-    Ends with 4 unless it takes puts: while no master answers, and while no worker lends memory.
+    Ends with 4 unless it takes puts: while no master answers, no worker lends memory, or the
+    standby that changes wait for does not follow.
     """
     from mooncake_store.units import parse_duration
 
@@ -79,6 +80,7 @@ def _rested(until: float) -> bool:
 
 
 def _value(found: ClusterStatus) -> dict[str, Any]:
+    from mooncake_store.cli.shared.standbys import standbys_value
     from mooncake_store.core.records import TIER_NAMES, SegmentState
 
     return {
@@ -105,6 +107,9 @@ def _value(found: ClusterStatus) -> dict[str, Any]:
             }
             for s in found.segments
         ],
+        "standbys": standbys_value(found.standbys),
+        "refusing": found.refusing,
+        "waiting": found.waiting,
     }
 
 
@@ -112,16 +117,21 @@ def _drawn(master: str, found: ClusterStatus) -> Any:
     from rich.console import Group
     from rich.text import Text
 
+    from mooncake_store.cli.shared.standbys import standbys_drawn
     from mooncake_store.core.records import TIER_NAMES, SegmentState
     from mooncake_store.units import format_duration, format_size
 
     workers = {worker.name: worker for worker in found.workers}
-    ready = "ready" if found.ready else "not ready: no worker lends memory"
+    ready = "ready"
+    if not found.ready:
+        ready = f"not ready: {found.refusing or 'no worker lends memory'}"
     shards = "1 shard" if len(found.shards) == 1 else f"{len(found.shards)} shards"
     first = (
         f"{ready}; version {found.version}, {shards}, up "
         f"{format_duration(round(found.uptime_ms / 1e3))}, master at {master}"
     )
+    if found.waiting:
+        first = f"{first}; {found.waiting} changes wait to be kept"
     columns = {
         "segment": "left",
         "worker": "left",
@@ -155,4 +165,5 @@ def _drawn(master: str, found: ClusterStatus) -> Any:
         for s in found.segments
         if s.fault
     ]
-    return Group(first, table(columns, rows), *faults) if rows else first
+    shown = [table(columns, rows)] if rows else []
+    return Group(first, *shown, *faults, *standbys_drawn(found.standbys))

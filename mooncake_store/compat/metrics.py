@@ -64,7 +64,25 @@ def metrics(shards: Sequence[ShardFigures], status: ClusterStatus) -> str:
         failing = [(_label(entry.name), int(bool(entry.fault))) for entry in some]
         text = f"Whether the {what} of a segment fails."
         lines += metric(f"segment_{what}_failing", "gauge", text, failing)
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + _of_standbys(status)) + "\n"
+
+
+def _of_standbys(status: ClusterStatus) -> list[str]:
+    lines = metric(
+        "changes_refused", "gauge", "Whether changes are refused for want of a standby.",
+        [("", int(bool(status.refusing)))],
+    )  # fmt: skip
+    text = "Changes that wait for the disk or a standby."
+    lines += metric("changes_waiting", "gauge", text, [("", status.waiting)])
+    for name, text, told in (
+        ("counts", "Whether changes wait for a standby.", lambda each: int(each.counts)),
+        ("follows", "Whether a standby follows.", lambda each: int(each.follows)),
+        ("behind_words", "Words that a standby lacks; -1 unknown.", lambda e: e.behind_words),
+        ("silent_ms", "For how long a standby took nothing.", lambda each: each.silent_ms),
+    ):
+        samples = [(f'{{standby="{e.number:016x}"}}', told(e)) for e in status.standbys]
+        lines += metric(f"standby_{name}", "gauge", text, samples)
+    return lines
 
 
 def summary(shards: Sequence[ShardFigures], status: ClusterStatus) -> str:

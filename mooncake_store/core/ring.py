@@ -49,6 +49,8 @@ COPIED = 11
 nothing that anybody was told; 3: nothing at all, and whom it is of goes on no more."""
 HISTORY = 12
 """Of a copy, which stream it is of."""
+ERA, OBJECTS = 13, 14
+"""Of a copy, in which era COPIED was told, and how many objects its leader had."""
 LACKING, EXACT, HANDED_OVER = 1, 2, 3
 """What COPIED says of a copy."""
 FIRST_OWN = 64

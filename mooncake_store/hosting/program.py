@@ -23,6 +23,7 @@ import msgspec
 
 from mooncake_store.config.settings import MasterConfig
 from mooncake_store.hosting.leader import Leader
+from mooncake_store.master.counting import Term
 from mooncake_store.master.farm import Farm
 from mooncake_store.master.state_directory import VERSION, Kept, held, read_kept, write_kept
 from mooncake_store.master.supervisor import Supervisor
@@ -209,7 +210,7 @@ class _ShardHost:
             joined.cluster,
             self._bases,
             self._say_where,
-            self._fence,
+            lambda: Term(self._fence),
         )
         self._farm = Farm(
             self._supervisor, config, self._path, joined.cluster, self._number, self._secret

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from mooncake_store.core.records import SegmentState
 from mooncake_store.master.shard_link import slice_of
 from mooncake_store.wire import cluster as wire
+from mooncake_store.wire.standby import COUNT, STANDBYS, Count, StandbysRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from mooncake_store.master.counting import Counted
     from mooncake_store.master.roster import LentSegment
     from mooncake_store.master.shard_link import ReplyT, RequestT, ShardLink
+    from mooncake_store.wire.standby import ShardStandbys
     from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.registry import Operation
 
@@ -109,6 +112,14 @@ class AllShards:
                 spec.tier,
             ),
         )
+
+    async def standbys(self) -> list[ShardStandbys]:
+        """Return who follows each shard."""
+        return await self._ask(STANDBYS, lambda _: StandbysRequest())
+
+    async def count(self, counted: Counted) -> list[ShardStandbys]:
+        """Begin an era in which changes wait for this standby."""
+        return await self._ask(COUNT, lambda _: Count(*counted))
 
     def can_share(self, nbytes: int) -> bool:
         """Whether a segment of this size has a slice for every shard."""

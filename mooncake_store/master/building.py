@@ -33,6 +33,7 @@ from transfer_engine.wire.handshake import Identity
 if TYPE_CHECKING:
     from mooncake_store.clock import Clock
     from mooncake_store.config.settings import MasterConfig
+    from mooncake_store.master.counting import Term
     from mooncake_store.program.fence import Fence
 
 __all__ = [
@@ -95,9 +96,7 @@ async def open_service(
     clock: Clock,
     folder: Path | None,
     cluster: str,
-    fence: Fence | None = None,
-    *,
-    elected: bool = False,
+    term: Term | None = None,
 ) -> tuple[ShardService, asyncio.Future[None]]:
     """Return the service of a shard with what is kept of it in the folder of the state, if any.
 
@@ -110,9 +109,10 @@ async def open_service(
         loading = _load_kernels()
         await loading
     keeper = await _open_keeper(config, place, clock, folder, cluster)
-    if keeper is not None:
-        keeper.elected = elected
     try:
+        if keeper is not None and term is not None and term.counted is not None:
+            await asyncio.to_thread(keeper.counting.elect, term.counted)
+        fence = None if term is None else term.fence
         service = build_service(config, place, clock, keeper, fence)
     except BaseException:
         if keeper is not None:

@@ -31,10 +31,11 @@ from mooncake_store.master.overview import Overview
 from mooncake_store.master.register_news import RegisterNews
 from mooncake_store.master.registers import RegisterFile
 from mooncake_store.master.roster import LentSegment, LentWorker, Roster
+from mooncake_store.master.standbys import Standbys
 from mooncake_store.program.logs import StateLog
 from mooncake_store.units import MILLISECOND_NS, SECOND_NS
 from mooncake_store.wire import cluster as wire
-from mooncake_store.wire.standby import REGISTERS, RegistersReply
+from mooncake_store.wire.standby import DROP, REGISTERS, RegistersReply
 from transfer_engine.errors import StoreError, UnavailableError
 
 if TYPE_CHECKING:
@@ -64,8 +65,9 @@ AGREE_S = 1.0
 class Cluster:
     """Workers and segments; belongs to one event loop. `begin` makes it answer."""
 
-    def __init__(self, clock: Clock, seats: Seats) -> None:
+    def __init__(self, clock: Clock, seats: Seats, standbys: Standbys | None = None) -> None:
         self._seats = seats
+        self._standbys = standbys or Standbys()
         self._now = clock.now_ns
         self._started_ns = clock.now_ns()
         self._overview: Overview | None = None
@@ -95,6 +97,7 @@ class Cluster:
             wire.DRAIN: lambda _, request: self._apart(self._drain(request)),
             wire.DRAIN_STATUS: self._drain_status,
             REGISTERS: self._registers,
+            DROP: lambda _, request: self._standbys.drop(request),
         }
 
     @property
@@ -153,7 +156,10 @@ class Cluster:
             if not worker.numbers:
                 del roster.workers[worker.uuid]
         await self.keep()
-        self._overview = Overview(facts, lineage, roster, self._seats, self._shards, liveness)
+        self._standbys.begin(self._shards)
+        self._overview = Overview(
+            facts, lineage, roster, self._seats, self._shards, liveness, self._standbys
+        )
         for worker in roster.workers.values():
             specs = [roster.segments[number].spec for number in sorted(worker.numbers)]
             self._watch(worker, specs)
@@ -161,6 +167,7 @@ class Cluster:
     async def stop(self) -> None:
         """Give up what is under way. Idempotent."""
         self._news.give_up()
+        await self._standbys.stop()
         while self._tasks:  # one that fails meanwhile asks for another
             for task in list(self._tasks):
                 task.cancel()
@@ -190,6 +197,7 @@ class Cluster:
                 operation="registers",
                 advice="start it with --state DIRECTORY",
             )
+        self._standbys.met(connection, request.standby, request.address)
         facts, run = self._known.facts, self._lineage.run
         if request.run == run:
             await self._news.after(request.version, request.wait_ms / 1000)

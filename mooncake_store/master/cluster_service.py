@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_store.wire import cluster as wire
 from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, SPLIT, STAY
-from mooncake_store.wire.standby import PROMOTE, REGISTERS, STANDBY
+from mooncake_store.wire.standby import DROP, PROMOTE, REGISTERS, STANDBY
 from transfer_engine.errors import AuthError, UnavailableError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ __all__ = ["ClusterService"]
 _OWNERS = frozenset(
     each.opcode
     for each in (
-        wire.MOUNT, wire.UNMOUNT, wire.DRAIN, REGISTERS, PROMOTE, JOIN, SERVING, STAY, MOVE,
+        wire.MOUNT, wire.UNMOUNT, wire.DRAIN, REGISTERS, PROMOTE, DROP, JOIN, SERVING, STAY, MOVE,
         SPLIT,
     )
 )  # fmt: skip

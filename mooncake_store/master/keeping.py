@@ -34,7 +34,7 @@ from mooncake_store.journal.origin import signed
 from mooncake_store.journal.reading import read_journal
 from mooncake_store.journal.ring_file import RingFile
 from mooncake_store.journal.writer import JournalWriter
-from mooncake_store.master.counting import COUNTING, count_standby, counting_standby
+from mooncake_store.master.counting import Counting
 from mooncake_store.master.kept_files import unusable
 from mooncake_store.master.losses import Left, Noter, judge, rows_of, runs_of
 from mooncake_store.program.locks import lock_file
@@ -93,12 +93,7 @@ class Keeper:
         self.replicates = level == "replicated"
         self.waits = level in ("synced", "replicated")
         """Whether answers to changes wait for more than the ring."""
-        self._held = 0  # up to where a standby has all
-        self._followed = False
-        self.elected = False
-        """Whether an election lets nobody lead but this one and the standby that counts, so that
-        changes wait for nobody while none does."""
-        self._counting = counting_standby(folder)
+        self.counting = Counting(folder, origin.shard, self._wake)
         self._ring = ring
         self._noter = noter
         self._folder = folder
@@ -114,7 +109,8 @@ class Keeper:
             origin,
             level="synced" if level == "synced" else "written",
             believed=believed,
-            on_synced=self._moved,
+            # Where changes wait for a standby the disk lets none of them go.
+            on_synced=None if self.replicates else self._moved,
             note=noter.note,
         )
         self._outlet = _Outlet(self._writer)
@@ -383,9 +379,10 @@ class Keeper:
         return some
 
     def facts(self, now: int) -> dict[str, int]:
-        """Return what stands beside HEAD, and the time."""
+        """Return what stands beside HEAD, the time, and how many objects there are."""
         header = self._ring.ring.header
         return {
+            "objects": self.shard.objects,
             "head": self.head,
             "horizon": int(header[words.HORIZON]),
             "now": now,
@@ -424,14 +421,8 @@ class Keeper:
         """Raise UnavailableError while no change may be made, because none could be kept."""
         if self._writer.refusing or self.shard.journal.behind:
             raise self._refusal()
-        if self._needs_standby and not self._followed:
-            what = "no standby follows, and changes wait for one (--journal replicated)"
-            advice = "start one with `mooncake standby`; what is there can be read meanwhile"
-            if self._counting:
-                what = f"the standby that changes wait for, {self._counting:016x}, does not follow"
-                advice = f"start that one; to take another, remove {self._folder / COUNTING}, "
-                advice += "stop the master, and never promote the former"
-            raise UnavailableError(what, advice=advice)
+        if self.replicates:
+            self.counting.check()
 
     def check_kept(self) -> None:
         """Raise UnavailableError where the change that was just made is not kept."""
@@ -470,35 +461,12 @@ class Keeper:
             del self._waiting[done]
 
     @property
-    def _needs_standby(self) -> bool:
-        return self.replicates and bool(self._counting or not self.elected)
+    def waiting(self) -> int:
+        """How many changes wait for the disk or the standby that counts."""
+        return len(self._waiting)
 
     def _is_kept(self, position: int) -> bool:
-        if self.replicates:
-            return not self._needs_standby or self._held >= position
-        return self._writer.synced(position)
-
-    async def claim(self, number: int) -> bool:
-        """Whether changes wait for the standby of this number, the first that caught up.
-
-        It stays the one over restarts: it may be promoted as if it had all that was ever answered,
-        so nothing may be changed behind its back.
-        """
-        first = self._folder.with_name("shard-0")
-        if self._origin.shard and counting_standby(first) != number:
-            return False  # the first shard decides for all
-        if self.replicates and not self._counting:
-            await asyncio.to_thread(count_standby, self._folder, number)
-            self._counting = self._counting or number
-        return self.replicates and self._counting == number
-
-    def followed(self, position: int | None) -> None:
-        """Hear up to where the standby that counts has all; None when it is gone."""
-        self._followed = position is not None
-        if position is not None and position > self._held:
-            self._held = position
-            if self.replicates:
-                self._wake(position)
+        return self.counting.holds(position) if self.replicates else self._writer.synced(position)
 
     def _moved(self, position: int) -> None:
         """Hear on some thread how far the disk has everything."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mooncake_store.master.liveness import Liveness
     from mooncake_store.master.roster import LentSegment, Roster
     from mooncake_store.master.seats import Seats
+    from mooncake_store.master.standbys import Standbys
     from transfer_engine.rpc.serving import Connection
 
 __all__ = ["ClusterFacts", "Overview"]
@@ -59,6 +60,7 @@ class Overview:
     seats: Seats
     shards: AllShards
     liveness: Liveness
+    standbys: Standbys
 
     def cluster_map(self, connection: Connection, request: wire.MapRequest) -> wire.ClusterMap:
         """Return how the cluster is made up, as this peer reaches it."""
@@ -109,8 +111,10 @@ class Overview:
     async def status(self, connection: Connection, uptime_ms: int) -> wire.ClusterStatus:
         """Return the health of the cluster."""
         segments = self.roster.segments.values()
+        takes = any(s.state == SegmentState.OK and s.spec.tier != Tier.COLD for s in segments)
+        standbys = await self.standbys.told()
         return wire.ClusterStatus(
-            any(s.state == SegmentState.OK and s.spec.tier != Tier.COLD for s in segments),
+            takes and not standbys["refusing"],
             self.facts.version,
             os.getpid(),
             uptime_ms,
@@ -126,6 +130,7 @@ class Overview:
                 for worker in self.roster.workers.values()
             ),
             await self._entries(),
+            **standbys,
         )
 
 

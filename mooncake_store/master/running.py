@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.server import Addresses
+    from mooncake_store.master.standbys import Election
     from mooncake_store.program.children import Parent
-    from mooncake_store.program.fence import Fence
     from transfer_engine.rpc.address import Address
 
 __all__ = [
@@ -110,7 +110,7 @@ async def lead(
     secret: bytes | None,
     on_ready: Callable[[dict[str, Any]], object],
     stop: asyncio.Event,
-    fence: Fence | None = None,
+    election: Election | None = None,
     shards: Collection[int] | None = None,
 ) -> None:
     """Serve as a master until told to stop; raises what broke a shard.
@@ -124,9 +124,9 @@ async def lead(
             master = Master(
                 config,
                 secret=secret,
-                fence=fence,
+                election=election,
                 lead=shards,
-                may_split=fence is None,
+                may_split=election is None,
                 told=told,
                 ahead=ahead,
             )

@@ -44,6 +44,7 @@ from mooncake_store.master.seats import MASTER, Seats
 from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.site import ShardPlace
 from mooncake_store.master.splitting import SHARDS_MAX, finish_split
+from mooncake_store.master.standbys import Standbys
 from mooncake_store.master.state_directory import StateDirectory
 from mooncake_store.master.supervisor import Ahead, Supervisor
 from mooncake_store.units import MILLISECOND_NS
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from mooncake_store.clock import Clock
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.shard_service import ShardService
-    from mooncake_store.program.fence import Fence
+    from mooncake_store.master.standbys import Election
     from mooncake_store.wire.hosts import Split
     from transfer_engine.rpc.address import Address
 
@@ -93,7 +94,7 @@ class Master:
         *,
         secret: bytes | None = None,
         clock: Clock | None = None,
-        fence: Fence | None = None,
+        election: Election | None = None,
         lead: Collection[int] | None = None,
         may_split: bool = False,
         told: str = "",
@@ -107,7 +108,7 @@ class Master:
         self.epoch = time.time_ns()
         self._secret = secret
         self._clock = clock or SystemClock()
-        self._fence = fence
+        self._standbys = Standbys(election)
         self._lead = lead
         self._seats = Seats(config.shards)
         self._state: StateDirectory | None = None
@@ -134,8 +135,8 @@ class Master:
         Returns when all shards are led, also those that other hosts lead.
         """
         config, seats = self.config, self._seats
-        cluster = self._cluster = Cluster(self._clock, seats)
-        service = ClusterService(cluster.handlers, lambda: cluster.begun, self._fence)
+        cluster = self._cluster = Cluster(self._clock, seats, self._standbys)
+        service = ClusterService(cluster.handlers, lambda: cluster.begun, self._standbys.fence)
         try:
             server = Server(
                 CLUSTER, service.handle, secret=self._secret, limits=server_limits(config)
@@ -205,8 +206,7 @@ class Master:
             state.kept.cluster,
             lambda shard: _now(cluster.bases(shard, count)),
             cluster.reconcile,
-            self._fence,
-            elected=self._fence is not None,
+            self._standbys.term,
             ahead=self.ahead,
         )
         self.failed = supervisor.failed
@@ -305,9 +305,8 @@ class Master:
         assert state is not None
         assert self.failed is not None
         name, failed = state.kept.cluster, self.failed
-        elected = self._fence is not None
         opened = await open_service(
-            config, ShardPlace(), self._clock, state.path, name, self._fence, elected=elected
+            config, ShardPlace(), self._clock, state.path, name, self._standbys.term()
         )
         service, self.loading = opened
         self._service = service
@@ -316,7 +315,7 @@ class Master:
         self._servers.append(server)
         address = await server.listen(config.host, 0, insecure=config.insecure)
         service.start()
-        self._seats[0].take(LocalShard(service.site), address)
+        self._seats[0].take(LocalShard(service.site, service.shipping), address)
         return service.site.kept
 
     async def _end_own(self, shard: int) -> None:

@@ -8,6 +8,7 @@ Boundaries are multiples of 2 MiB where slices are large, so that no huge page i
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -17,16 +18,19 @@ from mooncake_store.core import codes as c
 from mooncake_store.core.janitor import DrainState
 from mooncake_store.core.records import SegmentState as State
 from mooncake_store.core.records import Status, Tier
+from mooncake_store.master.counting import Counted
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire import cluster as wire
 from mooncake_store.wire import guests
 from mooncake_store.wire.hosts import YIELD, Yield, Yielded
+from mooncake_store.wire.standby import COUNT, STANDBYS, Count, ShardStandbys, StandbysRequest
 from transfer_engine.errors import InvalidArgumentError, StoreError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from mooncake_store.core.segment import Segment
+    from mooncake_store.master.shipping import Shipping
     from mooncake_store.master.site import Site
     from transfer_engine.rpc.serving import Connection
     from transfer_engine.wire.cold import Cold
@@ -61,16 +65,19 @@ class ShardLink(Protocol):
 
 
 class LocalShard:
-    """A shard of this process, seen from the master."""
+    """A shard of this process, seen from the master; without `shipping` it has no standbys."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, shipping: Shipping | None = None) -> None:
         self._site = site
+        self._shipping = shipping
         self._shard = site.shard
         self._jobs: dict[int, int] = {}  # segment number -> drain job
         self._answers: dict[int, Callable[[Any], Any]] = {
             wire.MOUNT_SLICE.opcode: self._mount,
             wire.SEGMENT_STATE.opcode: self._change,
             wire.SLICES.opcode: self._all,
+            STANDBYS.opcode: self._standbys,
+            COUNT.opcode: self._count,
             YIELD.opcode: self._yield,
             guests.GUESTS.opcode: self._guests,
             guests.OUTSTANDING.opcode: self._outstanding,
@@ -81,13 +88,18 @@ class LocalShard:
         self, operation: Operation[Cold[RequestT], Cold[ReplyT]], request: RequestT
     ) -> ReplyT:
         """Answer the master of this process."""
-        answer: ReplyT = self._answers[operation.opcode](request)
-        return answer
+        answer = self._answers[operation.opcode](request)
+        if asyncio.iscoroutine(answer):
+            answer = await answer
+        told: ReplyT = answer
+        return told
 
-    def handle(self, connection: Connection, frame: Frame) -> bytes:
+    def handle(self, connection: Connection, frame: Frame) -> bytes | Awaitable[bytes]:
         """Answer the master of a shard process."""
         operation = wire.ADMIN.by_opcode[frame.opcode]
         answer = self._answers[frame.opcode](operation.request.unpack(frame.body))
+        if asyncio.iscoroutine(answer):
+            return _packed(operation, answer)
         body: bytes = operation.reply.pack(answer)
         return body
 
@@ -149,6 +161,16 @@ class LocalShard:
         return wire.SlicesReply(
             tuple((s.index, s.used, int(s.state)) for s in self._shard.segments())
         )
+
+    def _standbys(self, request: StandbysRequest) -> ShardStandbys:
+        """Return who follows."""
+        return ShardStandbys() if self._shipping is None else self._shipping.told()
+
+    async def _count(self, request: Count) -> ShardStandbys:
+        """Let changes wait for another standby, in an era that begins now."""
+        if self._shipping is not None:
+            await self._shipping.turn(Counted(request.number, request.era))
+        return self._standbys(StandbysRequest())
 
     def _mount(self, request: wire.MountSlice) -> wire.SliceReply:
         """Mount a slice in the name of its worker."""
@@ -224,6 +246,11 @@ class LocalShard:
             moved=0 if job is None else job.moved,
             message="" if job is None else job.message,
         )
+
+
+async def _packed(operation: Operation[Any, Any], answer: Awaitable[Any]) -> bytes:
+    body: bytes = operation.reply.pack(await answer)
+    return body
 
 
 _DRAINS = {

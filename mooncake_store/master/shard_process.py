@@ -20,6 +20,7 @@ from mooncake_store.clock import SystemClock
 from mooncake_store.config.settings import MasterConfig
 from mooncake_store.core.warmup import warmup
 from mooncake_store.master.building import open_service, shard_server
+from mooncake_store.master.counting import Counted, Term
 from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.site import ShardPlace
 from mooncake_store.program import kernels, logs
@@ -47,11 +48,12 @@ async def serve(parent: Parent, message: Mapping[str, Any], config: MasterConfig
     place = ShardPlace(message["shard"], config.shards)
     folder = Path(message["folder"]) if message["folder"] else None
     clock = SystemClock()
-    fence = Fence(message["fence"]) if message["fence"] >= 0 else None
-    service, loading = await open_service(
-        config, place, clock, folder, message["cluster"], fence, elected=message["elected"]
-    )
-    link = LocalShard(service.site)
+    term = None
+    if message["term"] is not None:
+        fd, counted = message["term"]
+        term = Term(Fence(fd), None if counted is None else Counted(*counted))
+    service, loading = await open_service(config, place, clock, folder, message["cluster"], term)
+    link = LocalShard(service.site, service.shipping)
     link.place(message["bases"])
     async with (
         shard_server(config, service, message["cluster"], message["secret"]) as clients,

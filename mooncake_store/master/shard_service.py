@@ -72,7 +72,7 @@ class ShardService:
         self._timer: asyncio.TimerHandle | None = None
         nouns = Objects(site), Contents(site), Following(site), Copying(site)
         self._table = AnswerTable(site, nouns)
-        self._shipping = Shipping(site)
+        self.shipping = Shipping(site)
 
     def start(self) -> None:
         """Begin to tick."""
@@ -86,7 +86,7 @@ class ShardService:
             self._timer = None
         self.site.puts.give_up()
         self.site.followers.give_up()
-        self._shipping.give_up()
+        self.shipping.give_up()
 
     def close(self) -> None:
         """Have all that the shard has written down brought to files, on this thread. Idempotent."""
@@ -129,7 +129,7 @@ class ShardService:
         peer = connection.context
         if peer is None:
             if frame.opcode == JOURNAL.opcode:  # a standby is no client
-                return self._shipping.answer(connection, frame)
+                return self.shipping.answer(connection, frame)
             return self._open(connection, frame)
         answer = self._table.answer(peer, frame)
         if answer is None:

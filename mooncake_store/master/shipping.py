@@ -17,15 +17,16 @@ from __future__ import annotations
 import asyncio
 import bisect
 import logging
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mooncake_store.core.ring import HANDED_OVER
-from mooncake_store.journal.layout import VERSION
 from mooncake_store.master.site import wait_max_ms
-from mooncake_store.wire.standby import JOURNAL, WORDS_MAX
+from mooncake_store.units import MILLISECOND_NS
+from mooncake_store.wire.standby import JOURNAL, SHIPPING, WORDS_MAX, ShardStandby, ShardStandbys
 from transfer_engine.errors import AuthError, RemoteProtocolError, UnavailableError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mooncake_store.core.last_cells import Run
+    from mooncake_store.master.counting import Counted
     from mooncake_store.master.keeping import Keeper
     from mooncake_store.master.site import Site
     from transfer_engine.rpc.serving import Connection
@@ -59,12 +61,23 @@ class _Standby:
     """Where what it is being given comes to a boundary."""
     caught_up: bool = False
     """Whether it had all that there was, once."""
-    counts: bool = False
-    """Whether it is the one that changes wait for..."""
+    counted: Counted | None = None
+    """As what it counts, if it does..."""
     since: int = 0
-    """...and from which position on all did; what stands before it may not have."""
+    """...and from which position on all waited for it; what stands before it may not have."""
     exact: int = 0
     """What it was told of that: whether it has all that was answered."""
+    held: int = 0
+    """Up to where it has all."""
+    idle: bool = False
+    """Whether it has all and waits for more."""
+    heard_ns: int = field(default_factory=time.monotonic_ns)
+    """When it was idle last, or had more than before."""
+
+    @property
+    def silent_ns(self) -> int:
+        """For how long it could have had more."""
+        return 0 if self.idle else time.monotonic_ns() - self.heard_ns
 
 
 class Shipping:
@@ -84,10 +97,10 @@ class Shipping:
                 operation=JOURNAL.name,
                 advice="start the standby with the shared secret itself",
             )
-        if request.version != VERSION:
+        if request.version != SHIPPING:
             raise RemoteProtocolError(
-                f"the standby keeps journals of version {request.version}, this master of "
-                f"{VERSION}",
+                f"the standby asks for journals of version {request.version}, this master has "
+                f"them of {SHIPPING}",
                 operation=JOURNAL.name,
                 advice="start the standby with the version of its leader",
             )
@@ -106,6 +119,52 @@ class Shipping:
         """Let nobody wait any longer."""
         self._wake()
 
+    async def turn(self, counted: Counted) -> None:
+        """Begin an era in which changes wait for another standby. Raises ConfigError."""
+        keeper = self._site.keeper
+        if keeper is not None:
+            await keeper.counting.turn(counted)
+            self._wake()  # all are told at once how they stand in it
+
+    def told(self) -> ShardStandbys:
+        """Return who follows, and who is waited for."""
+        keeper = self._site.keeper
+        if keeper is None:
+            return ShardStandbys()
+        counting, refusing, silent_ns = keeper.counting, "", 0
+        number, era = counting.counted
+        if keeper.replicates:
+            try:
+                counting.check()
+            except UnavailableError as error:
+                refusing = error.what
+        if number:
+            own = [each.silent_ns for each in self._standbys.values() if each.number == number]
+            silent_ns = min(own, default=time.monotonic_ns() - counting.heard_ns)
+        return ShardStandbys(
+            era,
+            number,
+            silent_ns // MILLISECOND_NS,
+            refusing,
+            keeper.waiting,
+            self._site.shard.objects,
+            counting.exact,
+            tuple(
+                ShardStandby(
+                    each.number,
+                    each.caught_up,
+                    bool(each.exact) and self._counts(each),
+                    keeper.head - each.held,
+                    each.silent_ns // MILLISECOND_NS,
+                )
+                for each in self._standbys.values()
+            ),
+        )
+
+    def _counts(self, standby: _Standby) -> bool:
+        assert self._site.keeper is not None
+        return standby.counted == self._site.keeper.counting.counted
+
     def _join(self, connection: Connection, keeper: Keeper, request: Any) -> _Standby:
         if len(self._standbys) >= STANDBYS_MAX:
             raise UnavailableError(
@@ -123,8 +182,8 @@ class Shipping:
         standby = self._standbys.pop(connection)
         if not self._standbys:
             keeper.on_publish = None
-        if standby.counts:
-            keeper.followed(None)
+        if self._counts(standby) and not any(map(self._counts, self._standbys.values())):
+            keeper.counting.left()
         log.warning("shard %d: the standby at %s is gone", self._site.place.shard, standby.peer)
 
     def _wake(self) -> None:
@@ -134,22 +193,31 @@ class Shipping:
                 each.set_result(None)
 
     async def _ship(self, standby: _Standby, keeper: Keeper, request: Any, wait_ms: int) -> bytes:
-        position = request.position
+        position, counting = request.position, keeper.counting
         known = request.history == keeper.stream and 0 < position <= keeper.head
+        held = request.held if known else 0
+        if held > standby.held or held == keeper.head:
+            standby.heard_ns = time.monotonic_ns()
+        standby.held = held
         standby.caught_up = standby.caught_up or (known and request.held == keeper.head)
-        if known and standby.caught_up and not standby.counts:
-            standby.counts = await keeper.claim(standby.number)
+        if known and standby.caught_up and keeper.replicates and not self._counts(standby):
+            counts = await counting.claim(standby.number)
+            standby.counted = counting.counted if counts else None
             # While that was written down a leader that needed none may have answered changes.
             standby.since = keeper.head
-        if known and standby.counts:
-            keeper.followed(request.held)
-        exact = int(known and standby.counts and request.held >= standby.since)
-        if self._site.yielded and known and request.held == keeper.head:
-            exact = HANDED_OVER
-        told, standby.exact = standby.exact, exact
+        if known and self._counts(standby):
+            counting.heard(request.held)
+        told = standby.exact
         # That it has all it has to know at once: it could not lead before.
-        if known and position == keeper.head and not standby.runs and told == exact:
+        if (
+            known
+            and position == keeper.head
+            and not standby.runs
+            and told == self._exact(standby, keeper)
+        ):
+            standby.idle = True
             await self._news(keeper, position, wait_ms / 1000)
+            standby.idle, standby.heard_ns = False, time.monotonic_ns()
         if standby.runs and not _covers(standby.runs, position):
             standby.runs = []
         if not known or not (standby.runs or keeper.holds(position)):
@@ -159,14 +227,25 @@ class Shipping:
                 position = begin
         words = self._words(standby, keeper, position)
         end = position + len(words)
+        # Another one may count by now.
+        standby.exact = self._exact(standby, keeper) if known else 0
+        if self._counts(standby):
+            counting.exact = bool(standby.exact)
         return JOURNAL.reply.pack(
             history=keeper.stream,
             position=position,
             whole=end == standby.boundary,
-            exact=exact,
+            exact=standby.exact,
+            era=counting.counted.era,
             **keeper.facts(self._site.now()),
             words=words,
         )
+
+    def _exact(self, standby: _Standby, keeper: Keeper) -> int:
+        """Whether nothing was answered that it does not have, or goes on without it."""
+        if self._site.yielded and standby.held == keeper.head:
+            return HANDED_OVER
+        return int(self._counts(standby) and standby.held >= standby.since)
 
     async def _news(self, keeper: Keeper, position: int, wait_s: float) -> None:
         """Wait until there is something behind a position, but not for long."""

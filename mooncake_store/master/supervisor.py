@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mooncake_store.config.settings import MasterConfig
+    from mooncake_store.master.counting import Term
     from mooncake_store.master.shard_link import ReplyT, RequestT
-    from mooncake_store.program.fence import Fence
     from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.registry import Operation
 
@@ -101,7 +101,8 @@ class Supervisor:
     """The shard processes of one master.
 
     `bases(shard)` says where in each segment that is known the slice of a shard begins; `agree()`
-    agrees with all shards on what there is, when one was started again.
+    agrees with all shards on what there is, when one was started again. `term()` says until when
+    shards may answer, and for whom their changes wait.
     """
 
     def __init__(
@@ -112,14 +113,11 @@ class Supervisor:
         cluster: str,
         bases: Callable[[int], Awaitable[Sequence[tuple[int, int]]]],
         agree: Callable[[], Awaitable[None]],
-        fence: Fence | None = None,
-        *,
-        elected: bool = False,
+        term: Callable[[], Term | None] = lambda: None,
         ahead: Ahead | None = None,
     ) -> None:
         """`ahead` is what the supervisor before handed on."""
-        self._fence = fence
-        self._elected = elected
+        self._term = term
         self._config = config
         self._secret = secret
         self._folder = folder
@@ -175,21 +173,22 @@ class Supervisor:
     async def _run(self, shard: _Shard) -> bool:
         """Start the process of a shard; return whether it has the contents it had before."""
         clients, admin = ([each.fileno() for each in s] for s in (shard.clients, shard.admin))
+        bases = await self._bases(shard.number)
+        term = self._term()
         message = {
             "config": msgspec.to_builtins(self._config),
             "shard": shard.number,
             "secret": self._secret,
             "admin_secret": self._admin_secret,
-            "bases": await self._bases(shard.number),
+            "bases": bases,
             "folder": str(self._folder or ""),
             "cluster": self._cluster,
             "clients": clients,
             "admin": admin,
-            "fence": -1 if self._fence is None else self._fence.fd,
-            "elected": self._elected,
+            "term": None if term is None else (term.fence.fd, term.counted),
         }
         child, shard.ahead = shard.ahead, None
-        if child is None:
+        if child is None or child.process.poll() is not None:  # one may have ended while it waited
             child = self._spawn(shard, message)
         else:
             child.tell(message)
@@ -204,11 +203,12 @@ class Supervisor:
 
     def _spawn(self, shard: _Shard, message: dict[str, Any]) -> Child:
         clients, admin = ([each.fileno() for each in s] for s in (shard.clients, shard.admin))
+        term = self._term()
         return Child(
             "mooncake_store.master.shard_process",
             message,
             name=shard.name,
-            fds=[*clients, *admin, *([] if self._fence is None else [self._fence.fd])],
+            fds=[*clients, *admin, *([] if term is None else [term.fence.fd])],
         )
 
     async def start_ahead(self, number: int) -> None:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from mooncake_store.journal.layout import VERSION
 from mooncake_store.master.registers import REGISTERS as REGISTERS_FILE
 from mooncake_store.master.registers import (
     RegisterFile,
@@ -33,6 +32,7 @@ from mooncake_store.wire.shard import SHARD
 from mooncake_store.wire.standby import (
     JOURNAL,
     REGISTERS,
+    SHIPPING,
     CopiedShard,
     RegistersReply,
     RegistersRequest,
@@ -170,6 +170,7 @@ class RegistersFollower(Follower):
         self._leader = address
         self._path = path
         self._on_news = on_news
+        self._me = (0, "")
         self.last: RegistersReply | None = None
         registers, kept = RegisterFile(path).read(), read_kept(path)
         self._life = None if registers is None else registers.life
@@ -184,13 +185,17 @@ class RegistersFollower(Follower):
         assert self.last is not None
         return self.last.shards[shard], self.last.cluster
 
+    def introduce(self, number: int, address: str) -> None:
+        """Tell the leader from now on which standby this is, and where it listens."""
+        self._me = (number, address)
+
     def _address(self) -> tuple[str, str]:
         return self._leader, "" if self.last is None else self.last.cluster
 
     def _ask(self) -> None:
         last = self.last
         run, version = (0, 0) if last is None else (last.run, last.version)
-        request = RegistersRequest(run, version, WAIT_MS)
+        request = RegistersRequest(run, version, WAIT_MS, *self._me)
         assert self._connection is not None
         body = self._connection.call(REGISTERS, REGISTERS.request.pack(request), timeout_s=CALL_S)
         reply = REGISTERS.reply.unpack(body)
@@ -267,7 +272,7 @@ class ShardFollower(Follower):
         mirror = self.mirror
         reply = self._call(
             JOURNAL,
-            version=VERSION,
+            version=SHIPPING,
             wait_ms=WAIT_MS,
             history=mirror.history,
             position=mirror.position,
@@ -284,4 +289,6 @@ class ShardFollower(Follower):
         if state == "following" and not self.connected:
             state = "cut off"
         why = mirror.told if state in ("copying", "failing") else self.why
-        return CopiedShard(state, mirror.position, mirror.head, self.silent_ms, why)
+        return CopiedShard(
+            state, mirror.position, mirror.head, self.silent_ms, why, mirror.objects, mirror.exact
+        )

@@ -6,8 +6,12 @@ One member leads for as long as its lease in etcd lasts, and answers no longer t
 The others follow it. When its lease is over they campaign, but only who may lead does: who led
 last, or who has a copy of that one's journals from which nothing is missing that was ever answered.
 Which that is needs no more than this: changes wait for the one standby that counts (`counting`),
-and that one is told so with each reply. Who led last is written in etcd by every leader, before it
-answers.
+and that one is told so with each reply, and in which era. Who led last is written in etcd by every
+leader, before it answers.
+
+A leader that is to go on without the standby that counted begins another era in etcd, on condition
+that it still leads. So either that standby may not lead any more, or it may and the leader does not
+go on; both cannot be, whichever of them is cut off from etcd, and whenever that happens.
 
 Where nobody may lead nobody does: better no pool than one that has forgotten. That is so while the
 last leader and its standby are both away.
@@ -30,10 +34,11 @@ from mooncake_store.master.kept_files import unusable, write_whole
 from mooncake_store.master.running import lead
 from mooncake_store.master.state_directory import read_kept
 from mooncake_store.program.fence import Fence
+from mooncake_store.program.logs import StateLog
 from mooncake_store.standby.mirror import is_exact
 from mooncake_store.standby.service import Desk, Standby, number_of, state_path
 from mooncake_store.wire.cluster import CLUSTER
-from transfer_engine.errors import ConfigError, LeaseExpiredError
+from transfer_engine.errors import ConfigError, LeaseExpiredError, UnavailableError
 from transfer_engine.rpc.server import Server
 
 if TYPE_CHECKING:
@@ -47,8 +52,9 @@ __all__ = ["serve_member"]
 
 log = logging.getLogger(__name__)
 
-LEADER, LED = "leader", "led"
-"""Names in etcd: who leads now, and who led last."""
+LEADER, LED, DROPPED = "leader", "led", "dropped"
+"""Names in etcd: who leads now, who led last, and which standby was dropped last. The revision of
+that is the era: only what was said in it of a copy is worth anything."""
 FOLLOWED = "followed"
 """The file with the number of whom a member follows or followed."""
 LEASE_S = 3
@@ -62,6 +68,39 @@ class _Place(msgspec.Struct, frozen=True):
 
     address: str
     number: int
+
+
+class _Office:
+    """What a member leads by (`Election`)."""
+
+    def __init__(
+        self, coordinator: Coordinator, leadership: Leadership, era: int, grace_s: float
+    ) -> None:
+        self.fence = Fence.make()
+        self.era = era
+        self.grace_s = grace_s
+        self._coordinator = coordinator
+        self._leadership = leadership
+        self._unsure = False
+
+    async def settle(self) -> None:
+        """Find out which era this is, since an answer was lost: it may also come to be later."""
+        if self._unsure:
+            self.era = await _era(self._coordinator)
+
+    async def advance(self, number: int) -> None:
+        """Begin an era without a standby. Raises UnavailableError where this may not have been."""
+        value = f"{number:016x}".encode()
+        try:
+            era = await self._coordinator.change(
+                Put(DROPPED, value), given=[self._leadership.still]
+            )
+        except (*FAULTS, LeaseExpiredError):
+            self._unsure = True
+            raise
+        if era is None:
+            raise UnavailableError("this master leads no more", operation="drop")
+        self.era, self._unsure = era, False
 
 
 class _Watch:
@@ -96,8 +135,10 @@ class _Member:
         secret: bytes | None,
         on_ready: Callable[[dict[str, Any]], object],
         stop: asyncio.Event,
+        grace_s: float,
     ) -> None:
         self._config = config
+        self._grace_s = grace_s
         self._coordinator = coordinator
         self._secret = secret
         self._on_ready = on_ready
@@ -105,6 +146,7 @@ class _Member:
         self._path = state_path(config)
         self._place = _Place(f"{config.host}:{config.port}", number_of(self._path))
         self._watch = _Watch(coordinator)
+        self._states = StateLog(log)
 
     async def run(self) -> None:
         """Lead and follow until told to stop."""
@@ -117,7 +159,7 @@ class _Member:
                 place = None if seen is None else _place_of(seen)
                 if place is not None and place.number != self._place.number:
                     await self._follow(seen, place, stopping)
-                elif await self._may_lead():
+                elif await self._era_to_lead() is not None:
                     await self._try_to_lead(seen, stopping)
                 else:
                     waiting = asyncio.ensure_future(self._watch.other_than(seen))
@@ -135,6 +177,7 @@ class _Member:
         begun = asyncio.ensure_future(self._begin(standby, place))
         try:
             await server.listen(config.host, config.port, insecure=config.insecure)
+            self._states.change("this member", "follows")
             self._on_ready({"address": self._place.address, "leads": False, "of": place.address})
             await _first_of(begun, other, stopping)
             if begun.done():
@@ -147,7 +190,7 @@ class _Member:
             await standby.close()
 
     async def _begin(self, standby: Standby, place: _Place) -> None:
-        await standby.begin()
+        await standby.begin(self._place.address)
         # Before anything of it can be exact: whose copy this is.
         await asyncio.to_thread(self._note, place.number)
         self._config = msgspec.structs.replace(self._config, shards=standby.shards)
@@ -158,18 +201,25 @@ class _Member:
         except OSError as error:
             raise unusable(self._path, error) from error
 
-    async def _may_lead(self) -> bool:
-        """Whether it has all that was ever answered; not where etcd does not say who led last."""
+    async def _era_to_lead(self) -> int | None:
+        """Return the era in which it may lead, having all that was ever answered; else None.
+
+        Also None where etcd does not say who led last.
+        """
         try:
-            led = await self._coordinator.get(LED)
+            led, era = await self._coordinator.get(LED), await _era(self._coordinator)
         except FAULTS:
-            return False
+            return None
         number = 0 if led is None else int(led.value, 16)
         if number in (0, self._place.number):
-            return True
-        return await asyncio.to_thread(self._has_all_of, number)
+            return era
+        if await asyncio.to_thread(self._has_all_of, number, era):
+            return era
+        why = f"member {number:016x} led last, and what that answered may be lacking here"
+        self._states.change("this member", "may not lead", why, logging.WARNING)
+        return None
 
-    def _has_all_of(self, number: int) -> bool:
+    def _has_all_of(self, number: int, era: int) -> bool:
         """Whether this is a copy of that member's journals that lacks nothing."""
         try:
             if int((self._path / FOLLOWED).read_text(encoding="ascii"), 16) != number:
@@ -178,7 +228,7 @@ class _Member:
         except (OSError, ValueError):
             return False
         return kept is not None and all(
-            is_exact(self._path / f"shard-{at}", Origin(kept.cluster, at, len(folders)))
+            is_exact(self._path / f"shard-{at}", Origin(kept.cluster, at, len(folders)), era)
             for at in range(len(folders))
         )
 
@@ -198,9 +248,11 @@ class _Member:
             return
         leadership = trying.result()
         try:
-            # Looked at once more: somebody may have led since, and given up again.
-            if await self._may_lead() and await self._say_who_leads(leadership):
-                await self._lead(leadership)
+            # Looked at once more: somebody may have led since, or begun another era. From now on
+            # nobody else can.
+            era = await self._era_to_lead()
+            if era is not None and await self._say_who_leads(leadership):
+                await self._lead(leadership, era)
         finally:
             await leadership.resign()
 
@@ -213,21 +265,22 @@ class _Member:
             return False
         return done is not None
 
-    async def _lead(self, leadership: Leadership) -> None:
-        fence, over = Fence.make(), asyncio.Event()
+    async def _lead(self, leadership: Leadership, era: int) -> None:
+        office, over = _Office(self._coordinator, leadership, era, self._grace_s), asyncio.Event()
+        fence = office.fence
         fence.open_until(leadership.leading_until_ns())
         works = [
             asyncio.ensure_future(self._keep_open(fence, leadership)),
             asyncio.ensure_future(self._notice_the_end(leadership, over)),
         ]
-        log.warning("this member leads from now on, in epoch %d", leadership.epoch)
+        self._states.change("this member", "leads", f"epoch {leadership.epoch}", logging.WARNING)
         try:
             await lead(
                 self._config,
                 self._secret,
                 lambda facts: self._on_ready({**facts, "leads": True}),
                 over,
-                fence,
+                office,
             )
         finally:
             for work in works:
@@ -252,6 +305,11 @@ def _place_of(seen: Leader) -> _Place:
     return msgspec.json.decode(seen.value, type=_Place)
 
 
+async def _era(coordinator: Coordinator) -> int:
+    dropped = await coordinator.get(DROPPED)
+    return 0 if dropped is None else dropped.revision
+
+
 async def _first_of(*ends: asyncio.Future[Any], timeout_s: float | None = None) -> None:
     await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
@@ -263,9 +321,12 @@ async def serve_member(
     secret: bytes | None,
     on_ready: Callable[[dict[str, Any]], object],
     stop: asyncio.Event,
+    *,
+    grace_s: float,
 ) -> None:
     """Be a member of the pool that is called so in an etcd, until told to stop.
 
+    As its leader it goes on without a standby that is silent for `grace_s`, 0 for never.
     Raises ConfigError for settings that a member cannot have.
     """
     if config.host in _WILDCARDS or not config.port:
@@ -280,4 +341,4 @@ async def serve_member(
         )
     config = msgspec.structs.replace(config, journal="replicated")
     async with EtcdCoordinator(etcd, name) as coordinator:
-        await _Member(config, coordinator, secret, on_ready, stop).run()
+        await _Member(config, coordinator, secret, on_ready, stop, grace_s).run()

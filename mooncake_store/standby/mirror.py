@@ -109,6 +109,20 @@ class ShardMirror:
         """Up to where a master would lead from; 0 before the first."""
         return 0 if self._ring is None else int(self._ring.ring.header[words.HEAD])
 
+    @property
+    def exact(self) -> bool:
+        """Whether its leader said last that nothing was answered that is not here."""
+        return self._said(words.COPIED) == words.EXACT
+
+    @property
+    def objects(self) -> int:
+        """How many objects its leader had when words came last; 0 before the first."""
+        return self._said(words.OBJECTS)
+
+    def _said(self, which: int) -> int:
+        with self._guard:
+            return 0 if self._ring is None else int(self._ring.ring.header[which])
+
     def take(self, reply: Any, heard_ns: int) -> None:
         """Take one reply in; `heard_ns` is when it came, on the monotonic clock.
 
@@ -138,6 +152,8 @@ class ShardMirror:
         ahead_ns = reply.now - heard_ns
         if not header[words.COPIED] or ahead_ns > header[words.AHEAD]:
             header[words.AHEAD] = ahead_ns
+        if reply.exact:
+            header[words.ERA] = reply.era  # before that is said of it
         header[words.COPIED] = words.EXACT if reply.exact else words.LACKING
         self.all_there = reply.exact == words.HANDED_OVER
         if reply.snapshot != self._snapshot[0]:
@@ -152,6 +168,7 @@ class ShardMirror:
         for name, which in _HEADER.items():
             header[which] = max(int(header[which]), getattr(reply, name))
         header[words.HEAD] = self.position
+        header[words.OBJECTS] = reply.objects
         snapshot, needed = self._snapshot
         if snapshot and self.position >= needed:
             header[words.SNAPSHOT] = snapshot
@@ -219,14 +236,16 @@ class ShardMirror:
         return ended
 
 
-def is_exact(folder: Path, origin: Origin) -> bool:
-    """Whether a folder that nobody uses holds a copy that lacks nothing that was answered."""
+def is_exact(folder: Path, origin: Origin, era: int) -> bool:
+    """Whether a folder that nobody uses holds a copy that lacks nothing that was answered.
+
+    What was said of it in another era is not believed.
+    """
     ring, _ = RingFile.find(folder, origin)
     if ring is None:
         return False
     header = ring.ring.header
-    exact = (
-        header[words.COPIED] == words.EXACT and header[words.SNAPSHOT] and not header[words.VOID]
-    )
+    exact = header[words.COPIED] == words.EXACT and header[words.ERA] == era
+    whole = header[words.SNAPSHOT] and not header[words.VOID]
     ring.close()
-    return bool(exact) and (folder / COPY_NAME).exists()
+    return bool(exact and whole) and (folder / COPY_NAME).exists()

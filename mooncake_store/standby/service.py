@@ -80,6 +80,7 @@ class Standby:
             leader, secret, self._path, lambda: loop.call_soon_threadsafe(self._hear)
         )
         self._count = 0
+        self._number = 0
         self._shards: dict[int, ShardFollower] = {}
         self._following: asyncio.Task[None] | None = None
 
@@ -88,8 +89,11 @@ class Standby:
         """How many shards there are; 0 before that is known."""
         return self._count
 
-    async def begin(self) -> None:
-        """Follow the leader once it answers. Raises ConfigError where it cannot be copied."""
+    async def begin(self, address: str) -> None:
+        """Follow the leader once it answers, listening at an address.
+
+        Raises ConfigError where it cannot be copied.
+        """
         self._registers.start()
         await self._heard.wait()
         if self._registers.refusal is not None:
@@ -106,6 +110,8 @@ class Standby:
             )
         if config.journal == "none":
             raise ConfigError("a standby keeps a journal", advice="leave out --journal none")
+        self._number = number_of(self._path)
+        self._registers.introduce(self._number, address)
         self._count = len(last.shards)
         await self._follow()
 
@@ -139,7 +145,7 @@ class Standby:
             mirror,
             shard,
             self._secret,
-            number_of(self._path),
+            self._number,
         )
         follower.start()
         return follower
@@ -159,6 +165,7 @@ class Standby:
                 for shard in range(self._count)
             ),
             self._lacking(),
+            self._number,
         )
 
     def _lacking(self) -> str:
@@ -306,7 +313,7 @@ async def follow_until_promoted(
     ending = asyncio.ensure_future(stop.wait())
     try:
         address = await server.listen(config.host, config.port, insecure=config.insecure)
-        beginning: asyncio.Future[None] = asyncio.ensure_future(standby.begin())
+        beginning: asyncio.Future[None] = asyncio.ensure_future(standby.begin(str(address)))
         await _first_of(beginning, ending)
         if ending.done():
             beginning.cancel()

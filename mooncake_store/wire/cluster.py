@@ -14,7 +14,15 @@ import msgspec
 
 from mooncake_store.wire.guests import GUESTS, GUESTS_LEFT, OUTSTANDING
 from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, SPLIT, STAY, YIELD
-from mooncake_store.wire.standby import PROMOTE, REGISTERS, STANDBY
+from mooncake_store.wire.standby import (
+    COUNT,
+    DROP,
+    PROMOTE,
+    REGISTERS,
+    STANDBY,
+    STANDBYS,
+    StandbyEntry,
+)
 from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.registry import Operation, Registry
 
@@ -159,6 +167,11 @@ class ClusterStatus(msgspec.Struct, frozen=True, array_like=True, tag="status"):
     shards: tuple[str, ...]
     workers: tuple[WorkerEntry, ...]
     segments: tuple[SegmentEntry, ...]
+    standbys: tuple[StandbyEntry, ...] = ()
+    refusing: str = ""
+    """Why changes are refused for want of a standby."""
+    waiting: int = 0
+    """Changes that wait for the disk or a standby now."""
 
 
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
@@ -286,10 +299,14 @@ CLUSTER = Registry(
     "mooncake",
     [
         MAP, MOUNT, UNMOUNT, SEGMENTS, STATUS, DRAIN, DRAIN_STATUS,
-        REGISTERS, STANDBY, PROMOTE, JOIN, SERVING, STAY, HOSTS, MOVE, SPLIT,
+        REGISTERS, STANDBY, PROMOTE, DROP, JOIN, SERVING, STAY, HOSTS, MOVE, SPLIT,
     ],
 )  # fmt: skip
 LIVENESS = Registry("mooncake-liveness", [PING])
 ADMIN = Registry(
-    "mooncake-admin", [MOUNT_SLICE, SEGMENT_STATE, SLICES, YIELD, GUESTS, OUTSTANDING, GUESTS_LEFT]
-)
+    "mooncake-admin",
+    [
+        MOUNT_SLICE, SEGMENT_STATE, SLICES, STANDBYS, COUNT, YIELD,
+        GUESTS, OUTSTANDING, GUESTS_LEFT,
+    ],
+)  # fmt: skip

@@ -5,7 +5,9 @@ A standby holds what the journals of its leader say, word for word. So of a shar
 it asks for the registers (`REGISTERS`). Both wait for news. They are for whoever knows the secret
 itself: a journal holds the names of all objects of all namespaces.
 
-`STANDBY` and `PROMOTE` are answered by a standby, at the address where it leads once promoted.
+`STANDBY` and `PROMOTE` are answered by a standby, at the address where it leads once promoted. A
+leader lets changes wait for another one when it is told to (`DROP`); it says so to its shards with
+`COUNT`, and hears from them who follows (`STANDBYS`).
 """
 
 from __future__ import annotations
@@ -17,20 +19,33 @@ from transfer_engine.wire.registry import Operation
 from transfer_engine.wire.schema import Column, Packed
 
 __all__ = [
+    "COUNT",
+    "DROP",
     "JOURNAL",
     "PROMOTE",
     "REGISTERS",
+    "SHIPPING",
     "STANDBY",
+    "STANDBYS",
     "WORDS_MAX",
     "CopiedShard",
+    "Count",
+    "Drop",
+    "Dropped",
     "PromoteRequest",
     "Promoted",
     "RegistersReply",
     "RegistersRequest",
+    "ShardStandby",
+    "ShardStandbys",
+    "StandbyEntry",
     "StandbyRequest",
     "StandbyStatus",
+    "StandbysRequest",
 ]
 
+SHIPPING = 2
+"""The version of `JOURNAL`: another one where its fields or the words of journals change."""
 WORDS_MAX = 1 << 17
 """Words in one reply: 1 MiB."""
 
@@ -41,6 +56,10 @@ class RegistersRequest(msgspec.Struct, frozen=True, array_like=True, tag="regist
     run: int = 0
     version: int = 0
     wait_ms: int = 0
+    standby: int = 0
+    """Which standby asks, 0 for one that does not say..."""
+    address: str = ""
+    """...and where it listens."""
 
 
 class RegistersReply(msgspec.Struct, frozen=True, array_like=True, tag="registers"):
@@ -75,6 +94,10 @@ class CopiedShard(msgspec.Struct, frozen=True, array_like=True):
     silent_ms: int
     """For how long nothing was heard of the leader."""
     why: str = ""
+    objects: int = 0
+    """How many its leader had when it was heard last."""
+    exact: bool = False
+    """Whether it was told that it lacks nothing that was answered."""
 
 
 class StandbyStatus(msgspec.Struct, frozen=True, array_like=True, tag="standby"):
@@ -84,6 +107,8 @@ class StandbyStatus(msgspec.Struct, frozen=True, array_like=True, tag="standby")
     cluster: str
     shards: tuple[CopiedShard, ...]
     lacking: str
+    number: int = 0
+    """Which standby it is, 0 before it has a number."""
 
 
 class PromoteRequest(msgspec.Struct, frozen=True, array_like=True, tag="promote"):
@@ -94,6 +119,81 @@ class Promoted(msgspec.Struct, frozen=True, array_like=True, tag="promoted"):
     """It leads from now on; the words that it lacks, as far as it had heard of them, are lost."""
 
     lost_words: int
+
+
+class StandbyEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A standby as its leader sees it, over all shards."""
+
+    number: int
+    address: str
+    """Where it listens, "" where it was not heard in this run of its leader."""
+    counts: bool
+    """Whether changes wait for it."""
+    follows: bool
+    """Whether it follows every shard."""
+    exact: bool
+    """Whether it was told that it lacks nothing that was answered."""
+    behind_words: int
+    """-1 where that is not known."""
+    silent_ms: int
+    """For how long it took nothing, though there may have been something."""
+    objects: int
+    """How many there are now."""
+
+
+class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
+    """Lets changes wait no more for the standby of this number, which may never lead again with
+    what it has now. Refused while it follows."""
+
+    number: int
+
+
+class Dropped(msgspec.Struct, frozen=True, array_like=True, tag="dropped"):
+    """Which standby changes wait for from now on, 0 for none, and who sees to it that the other
+    one does not lead: an election, or nobody."""
+
+    number: int
+    elected: bool
+
+
+class StandbysRequest(msgspec.Struct, frozen=True, array_like=True, tag="standbys?"):
+    """Asks a shard who follows."""
+
+
+class ShardStandby(msgspec.Struct, frozen=True, array_like=True):
+    """A standby of one shard."""
+
+    number: int
+    caught_up: bool
+    """Whether it had all that there was, once."""
+    exact: bool
+    behind_words: int
+    silent_ms: int
+
+
+class ShardStandbys(msgspec.Struct, frozen=True, array_like=True, tag="standbys"):
+    """Who follows a shard, and for whom its changes wait."""
+
+    era: int = 0
+    number: int = 0
+    """The one that counts, 0 for none..."""
+    silent_ms: int = 0
+    """...and for how long that took nothing."""
+    refusing: str = ""
+    """Why changes are refused for want of a standby."""
+    waiting: int = 0
+    """Changes that wait to be kept."""
+    objects: int = 0
+    exact: bool = False
+    """Whether the one that counts lacks nothing that was answered."""
+    standbys: tuple[ShardStandby, ...] = ()
+
+
+class Count(msgspec.Struct, frozen=True, array_like=True, tag="count"):
+    """Begins an era of a shard, in which this standby counts, 0 for none."""
+
+    number: int
+    era: int
 
 
 JOURNAL = Operation(
@@ -126,6 +226,9 @@ JOURNAL = Operation(
             ("events_next", "i8"),
             ("generation", "i8"),
             ("snapshot", "i8"),
+            # In which era `exact` is true.
+            ("era", "i8"),
+            ("objects", "i8"),
         ],
         [Column("words", "i8")],
         rows_max=WORDS_MAX,
@@ -143,3 +246,10 @@ STANDBY = Operation(
     "standby", 0x4B, Cold(StandbyRequest), Cold(StandbyStatus), "how the copy of a standby stands"
 )
 PROMOTE = Operation("promote", 0x4C, Cold(PromoteRequest), Cold(Promoted), "lets a standby lead")
+DROP = Operation(
+    "drop", 0x49, Cold(Drop), Cold(Dropped), "lets changes wait no more for a standby that is gone"
+)
+STANDBYS = Operation(
+    "standbys", 0x68, Cold(StandbysRequest), Cold(ShardStandbys), "who follows a shard"
+)
+COUNT = Operation("count", 0x69, Cold(Count), Cold(ShardStandbys), "which standby counts")

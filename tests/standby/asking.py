@@ -1,6 +1,9 @@
 """What is asked of a standby, as `mooncake promote` does."""
 
 import contextlib
+import json
+import subprocess
+import sys
 
 from mooncake_store.wire.cluster import CLUSTER
 from mooncake_store.wire.standby import PROMOTE, STANDBY, PromoteRequest, StandbyRequest
@@ -14,6 +17,15 @@ def ask(address, operation, request):
     with BlockingConnection.connect(address, CLUSTER) as connection:
         body = operation.request.pack(request)
         return operation.reply.unpack(connection.call(operation, body, timeout_s=60.0))
+
+
+def mooncake(*arguments):
+    """Run a command to its end; return its exit code and what it printed for a program."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "mooncake_store", *arguments, "--json"],
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    return ran.returncode, json.loads(ran.stdout or ran.stderr)
 
 
 def status(address):

@@ -42,11 +42,10 @@ class Pool:
         self.replicated = "replicated" in options
         self.run("leader", "master", "--port", port, "--state", self.state("leader"), *options)
 
-    def follow(self, *options: object) -> None:
-        """Start the standby."""
-        leader = self.addresses["leader"]
-        folder = self.state("standby")
-        self.run("standby", "standby", "--of", leader, "--port", 0, "--state", folder, *options)
+    def follow(self, *options: object, name: str = "standby") -> None:
+        """Start a standby."""
+        leader, folder = self.addresses["leader"], self.state(name)
+        self.run(name, "standby", "--of", leader, "--port", 0, "--state", folder, *options)
 
     def lend(self, *masters: str) -> None:
         """Start the worker, or let a run of it that was killed go on with another master."""
@@ -86,29 +85,29 @@ class Pool:
         """How the copy stands."""
         return asking.status(self.addresses["standby"])
 
-    def until_copied(self, beyond: int = 0) -> None:
-        """Wait until the standby has a whole copy, up to where its leader is.
+    def until_copied(self, beyond: int = 0, name: str = "standby") -> None:
+        """Wait until a standby has a whole copy, up to where its leader is.
 
         And until its leader knows that, where changes wait for it.
         """
-        asking.until_copied(self.addresses["standby"], beyond)
+        asking.until_copied(self.addresses[name], beyond)
         if self.replicated:
             with Client(f"mooncake://{self.addresses['leader']}/{NAMESPACE}") as client:
                 until(lambda: takes_changes(client), what="changes are taken")
 
-    def promote(self) -> int:
-        """Let the standby lead, once it knows that its leader is gone; return the words lost."""
-        lost = asking.promote(self.addresses["standby"])
-        self.programs["standby"].wait_for_line('"leads": true')
+    def promote(self, name: str = "standby") -> int:
+        """Let a standby lead, once it knows that its leader is gone; return the words lost."""
+        lost = asking.promote(self.addresses[name])
+        self.programs[name].wait_for_line('"leads": true')
         return lost
 
-    def take_over(self) -> Client:
-        """Kill the leader's host with all on it but the worker's memory; go on with the standby."""
+    def take_over(self, name: str = "standby") -> Client:
+        """Kill the leader's host with all on it but the worker's memory; go on with a standby."""
         self.kill("leader")
-        self.promote()
+        self.promote(name)
         self.kill("worker")
-        self.lend("standby")
-        return self.client("standby")
+        self.lend(name)
+        return self.client(name)
 
     def close(self) -> None:
         """End it all; nothing of the worker's memory is left."""

@@ -13,7 +13,9 @@ from mooncake_store.client.blocking import Client
 from mooncake_store.errors import StoreError, UnavailableError
 from mooncake_store.worker.cleaning import clean
 from tests.coordination.etcds import Etcd
+from tests.master.wires import ClusterWire
 from tests.processes import children
+from tests.standby.asking import mooncake
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -34,29 +36,33 @@ def assert_there(client, keys):
 
 
 class Members:
-    """Two members, a worker and clients that know both."""
+    """Members, a worker and clients that know them all."""
 
-    def __init__(self, start_program, folder, etcd, shards):
+    def __init__(self, start_program, folder, etcd, shards=1, count=2, grace="10s"):
         self._start, self._folder, self._etcd = start_program, folder, etcd
-        self._shards, self._clients = shards, []
+        self._shards, self._grace, self._clients = shards, grace, []
         self.worker_name = f"worker-{os.getpid()}-{shards}"
         self.ports = []
-        for _ in range(2):
+        for _ in range(count):
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 self.ports.append(probe.getsockname()[1])
         self.masters = ",".join(f"127.0.0.1:{port}" for port in self.ports)
-        self.programs = [None, None]
+        self.programs = [None] * count
         self.worker = None
 
     def start(self, at):
         """Start a member; return what it becomes first."""
-        self.programs[at] = self._start(
+        self.programs[at] = self.run(at)
+        return json.loads(self.programs[at].wait_for_line('"ready"'))
+
+    def run(self, at):
+        """Start the program of a member."""
+        return self._start(
             "-m", "mooncake_store", "member", "--json", "--etcd", self._etcd, "--name", "pool",
             "--port", self.ports[at], "--state", self._folder / f"member-{at}",
-            "--shards", self._shards, "--ping-interval", "200ms",
+            "--shards", self._shards, "--ping-interval", "200ms", "--standby-grace", self._grace,
         )  # fmt: skip
-        return json.loads(self.programs[at].wait_for_line('"ready"'))
 
     def lend(self):
         self.worker = self._start(
@@ -78,11 +84,44 @@ class Members:
         """Wait until a member leads."""
         self.programs[at].wait_for_line('"leads": true')
 
-    def counts(self, leader):
-        """Wait until changes of a leader wait for its standby."""
-        state = Path(self._folder, f"member-{leader}")
-        files = [state / f"shard-{shard}" / "standby" for shard in range(self._shards)]
-        until(lambda: all(file.exists() for file in files))
+    def counts(self, leader, which=None):
+        """Wait until changes of a leader wait for a standby, and that has all."""
+        number = None if which is None else self.number(which)
+
+        def counted():
+            found = [each for each in self.standbys(leader) if each.counts]
+            return found and all(number in (None, each.number) and each.exact for each in found)
+
+        until(counted)
+
+    def number(self, at):
+        """The number of a member."""
+        return int(Path(self._folder, f"member-{at}", "standby.number").read_text(), 16)
+
+    def standbys(self, leader):
+        """What a leader tells of its standbys."""
+        wire = ClusterWire(f"127.0.0.1:{self.ports[leader]}")
+        try:
+            return wire.status().standbys
+        finally:
+            wire.close()
+
+    def follows(self, leader, which):
+        """Wait until a member has a whole copy, and its leader says so."""
+        number = self.number(which)
+
+        def follows():
+            found = [each for each in self.standbys(leader) if each.number == number]
+            return found and found[0].follows and found[0].behind_words == 0
+
+        until(follows)
+
+    def never_leads(self, at):
+        """See that a member that is alone has looked whether it may lead, and does not."""
+        self.programs[at].wait_for_line("may not lead")
+        with pytest.raises(UnavailableError):
+            self.client(deadline="4s", connect_timeout="4s")
+        assert '"leads": true' not in self.programs[at].output
 
     def signal(self, at, number):
         """Send a signal to a member and its shards."""
@@ -102,12 +141,13 @@ class Members:
 @pytest.fixture
 def pool(start_program, tmp_path, request):
     etcd = Etcd(start_program, tmp_path / "etcd")
-    made = Members(start_program, tmp_path, ",".join(etcd.addresses), getattr(request, "param", 1))
+    settings = getattr(request, "param", {})
+    made = Members(start_program, tmp_path, ",".join(etcd.addresses), **settings)
     yield made
     made.close()
 
 
-@pytest.mark.parametrize("pool", [1, 2], indirect=True)
+@pytest.mark.parametrize("pool", [{"shards": 1}, {"shards": 2}], indirect=True)
 def test_another_member_leads_when_the_leader_is_gone_and_nobody_has_to_be_told(pool):
     assert pool.start(0)["leads"]
     pool.lend()
@@ -167,14 +207,91 @@ def test_who_lacks_something_does_not_lead(pool):
     until(lambda: client.status().ready)
     put(client, ["one"])
     pool.programs[0].kill()
-    pool.programs[1] = pool._start(
-        "-m", "mooncake_store", "member", "--json", "--etcd", pool._etcd, "--name", "pool",
-        "--port", pool.ports[1], "--state", pool._folder / "member-1",
-    )  # fmt: skip
-    with pytest.raises(UnavailableError):
-        pool.client(deadline="8s", connect_timeout="8s")
-    assert '"leads": true' not in pool.programs[1].output
+    pool.programs[1] = pool.run(1)
+    pool.never_leads(1)
     # The one that led last may go on at once.
     assert pool.start(0)["leads"]
     until(lambda: client.status().ready)
     assert_there(client, ["one"])
+
+
+@pytest.mark.parametrize(
+    "pool", [{"shards": shards, "count": 3, "grace": "1h"} for shards in (1, 2)], indirect=True
+)
+def test_a_third_member_counts_when_the_second_is_gone_and_has_all_when_the_first_is(pool):
+    pool.start(0)
+    pool.lend()
+    client = pool.client()
+    until(lambda: client.status().ready)
+    pool.start(1)
+    pool.counts(0, 1)
+    pool.start(2)
+    pool.follows(0, 2)
+    put(client, [f"three-{n:04d}" for n in range(300)])
+    pool.programs[1].kill()
+    pool.counts(0, 2)
+    put(client, [f"two-{n:04d}" for n in range(300)])
+    pool.programs[0].kill()
+    pool.leads(2)
+    until(lambda: client.status().ready)
+    assert_there(client, [f"{what}-{n:04d}" for what in ("three", "two") for n in range(300)])
+    # It follows, and counts: then it leads like any other.
+    assert not pool.start(1)["leads"]
+    pool.counts(2, 1)
+    put(client, ["again"])
+    pool.programs[2].kill()
+    pool.leads(1)
+    until(lambda: client.status().ready)
+    assert_there(client, ["again", "two-0000"])
+
+
+@pytest.mark.parametrize("pool", [{"grace": "2s"}], indirect=True)
+def test_a_standby_that_hung_does_not_lead_with_less_than_was_answered(pool):
+    pool.start(0)
+    pool.lend()
+    client = pool.client()
+    until(lambda: client.status().ready)
+    pool.start(1)
+    pool.counts(0, 1)
+    put(client, ["both"])
+    pool.signal(1, signal.SIGSTOP)
+    put(client, ["alone"])  # which waits until the standby is dropped, and is on its way to it
+    put(client, ["later"])
+    assert pool.number(1) not in {each.number for each in pool.standbys(0) if each.counts}
+    pool.programs[0].kill()
+    pool.signal(1, signal.SIGCONT)
+    pool.never_leads(1)
+    assert pool.start(0)["leads"]
+    until(lambda: client.status().ready)
+    assert_there(client, ["both", "alone", "later"])
+    pool.counts(0, 1)  # it came back, and was brought up to date
+    pool.programs[0].kill()
+    pool.leads(1)
+    until(lambda: client.status().ready)
+    assert_there(client, ["both", "alone", "later"])
+
+
+@pytest.mark.parametrize("pool", [{"grace": "0s"}], indirect=True)
+def test_a_person_may_decide_instead(pool):
+    pool.start(0)
+    pool.lend()
+    client = pool.client()
+    until(lambda: client.status().ready)
+    pool.start(1)
+    pool.counts(0, 1)
+    address = f"127.0.0.1:{pool.ports[0]}"
+    number = f"{pool.number(1):016x}"
+    code, told = mooncake("standbys", address, "--drop", number)
+    assert code
+    assert "follows" in told["error"]["message"]
+    pool.programs[1].kill()
+    refused = pytest.raises(UnavailableError, match="does not follow")
+    with pool.only(0, deadline="4s") as only, refused:
+        only.put("one", b"value")
+    assert not client.status().ready
+    code, told = mooncake("standbys", address, "--drop", number)
+    assert (code, told) == (0, {"dropped": number, "counts": "", "elected": True})
+    put(client, ["alone"])
+    pool.programs[0].kill()
+    pool.programs[1] = pool.run(1)
+    pool.never_leads(1)

@@ -54,7 +54,7 @@ class Leader:
         words = np.concatenate([run for _, run in runs])[position - runs[0][0] :]
         return SimpleNamespace(
             history=self.keeper.stream, position=position, words=words[:most],
-            whole=len(words) <= most, exact=exact, **self.keeper.facts(self.now),
+            whole=len(words) <= most, exact=exact, era=0, **self.keeper.facts(self.now),
         )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from mooncake_store.cli.shared.compiling import compilation_shown
 __all__ = ["COMMANDS", "root", "run"]
 
 COMMANDS = (
-    "version", "config", "master", "worker", "standby", "promote", "member", "shard",
+    "version", "config", "master", "worker", "standby", "promote", "standbys", "member", "shard",
     "status", "top", "put", "get", "sync", "ls", "stat", "exists", "hint", "rm", "mount", "umount",
     "serve", "chat", "simulate", "trace", "advise",
     "doctor", "topology", "journal", "state", "secret", "warmup", "bench",

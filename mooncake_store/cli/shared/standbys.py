@@ -1,0 +1,89 @@
+"""What is said of standbys, in the same words by their leader and by themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mooncake_store.cli.shared.app import table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mooncake_store.wire.standby import StandbyEntry, StandbyStatus
+
+__all__ = ["promotion", "promotion_of", "standbys_drawn", "standbys_value", "told_promotion"]
+
+
+def promotion(objects: int, lacking_words: int, *, exact: bool) -> dict[str, Any]:
+    """Return what a promotion now would come to: -1 words where that is not known."""
+    return {
+        "objects": objects,
+        "lacking_words": lacking_words,
+        "loses": "nothing" if exact else "the last changes" if lacking_words >= 0 else "unknown",
+    }
+
+
+def promotion_of(found: StandbyStatus) -> dict[str, Any]:
+    """Return it as the standby itself sees it."""
+    shards = found.shards
+    return promotion(
+        sum(shard.objects for shard in shards),
+        sum(shard.head - shard.position for shard in shards),
+        exact=bool(shards) and all(shard.exact for shard in shards),
+    )
+
+
+def told_promotion(value: dict[str, Any]) -> str:
+    """Say it."""
+    if value["loses"] == "unknown":
+        return "what a promotion would restore is not known here"
+    objects, words = value["objects"], value["lacking_words"]
+    lacks = f"{words:,} words lacking, " if words > 0 else ""
+    loses = "nothing that was answered is lost"
+    if value["loses"] != "nothing":
+        loses = "what was answered last may be lost"
+    return f"a promotion restores {objects:,} objects: {lacks}{loses}"
+
+
+def standbys_value(entries: Sequence[StandbyEntry]) -> list[dict[str, Any]]:
+    """Return for a program what a leader tells of its standbys."""
+    return [
+        {
+            "number": f"{each.number:016x}",
+            "address": each.address,
+            "counts": each.counts,
+            "follows": each.follows,
+            "behind_words": each.behind_words,
+            "silent_s": each.silent_ms / 1e3,
+            "promotion": promotion(each.objects, each.behind_words, exact=each.exact),
+        }
+        for each in entries
+    ]
+
+
+def standbys_drawn(entries: Sequence[StandbyEntry]) -> list[Any]:
+    """Return what people are shown of them."""
+    if not entries:
+        return []
+    columns = {
+        "standby": "left",
+        "at": "left",
+        "state": "left",
+        "words behind": "right",
+        "silent": "right",
+    }
+    rows = [
+        (
+            f"{each.number:016x}",
+            each.address or "-",
+            ("counts" if each.counts else "a copy") + ("" if each.follows else ", does not follow"),
+            str(each.behind_words) if each.behind_words >= 0 else "-",
+            f"{each.silent_ms / 1e3:.1f} s",
+        )
+        for each in entries
+    ]
+    told = [
+        f"{value['number']}: {told_promotion(value['promotion'])}"
+        for value in standbys_value(entries)
+    ]
+    return [table(columns, rows), *told]
