@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store chaos clean
 .PHONY: predictions test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma
-.PHONY: test-compat test-serving soak-serving soak-reboot soak-standby upgrade
+.PHONY: test-compat test-hosts test-serving soak-serving soak-reboot soak-standby upgrade
 .PHONY: overload conversations vllm-routing
 
 help:            ## this list
@@ -28,6 +28,9 @@ demo: setup-test ## run the main jobs on embedded defaults and say what they did
 test: setup-test ## the default suite (under 15 minutes)
 	@.venv/bin/mooncake warmup
 	@$(PY) -m pytest -n auto
+
+test-hosts: setup-test ## members on hosts of their own, 20 schedules of partitions; needs root
+	@MOONCAKE_TEST_SEEDS=20 $(PY) -m pytest -n 0 tests/hosts
 
 test-rdma: setup-test ## RDMA, NVMe-oF and dax, for real, in a virtual machine
 	@$(PY) -m tests.rdma.vm

@@ -38,9 +38,14 @@ PROGRAMS = frozenset({
     "mooncake_store.master.shard_process",
     "mooncake_store.program.local_program",
     "serving.workers.program",
+    "tests.hosts.enter",
     "tests.soak.chaos",
 })  # fmt: skip
-PARENTS = PROGRAMS - {"mooncake_store.master.shard_process", "serving.workers.program"}
+PARENTS = PROGRAMS - {
+    "mooncake_store.master.shard_process",
+    "serving.workers.program",
+    "tests.hosts.enter",  # what it would start from here would be on no host
+}
 """Those that may start others."""
 # What may differ from the environment of the warm process, beside all MOONCAKE_*: nothing reads
 # these before it runs.

@@ -85,6 +85,7 @@ class Follower(abc.ABC):
         self._registry = registry
         self._secret = secret
         self._connection: BlockingConnection | None = None
+        self._asking = threading.Lock()
         self._stopped = threading.Event()
         self._states = StateLog(log)
         self._thread = LastingThread(f"mooncake-standby-{name}", self._turn)
@@ -94,15 +95,18 @@ class Follower(abc.ABC):
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask no more; return when the thread has ended."""
+        """Ask no more; return when nothing of what was asked is taken in any longer.
+
+        The thread may go on to try to reach a host that does not answer, which nothing can end.
+        """
         self._stopped.set()
         self._thread.stop()
         connection = self._connection
         if connection is not None:
-            connection.interrupt()
-        if self._thread.ident is not None:
-            self._thread.join(CALL_S)
-        self._drop()
+            connection.interrupt()  # a leader whose host is gone would be waited for
+        if self._asking.acquire(timeout=CALL_S):
+            self._drop()
+            self._asking.release()
 
     @property
     def silent_ms(self) -> int:
@@ -120,21 +124,17 @@ class Follower(abc.ABC):
     def _turn(self) -> None:
         try:
             if self._connection is None:
-                address, cluster = self._address()
-                identity = Identity(self._registry.service, role="standby", cluster=cluster)
-                self._connection = BlockingConnection.connect(
-                    address,
-                    self._registry,
-                    identity=identity,
-                    secret=self._secret,
-                    timeout_s=CONNECT_S,
-                )
-            self._ask()
+                self._connection = self._connect()
+            with self._asking:
+                if self._stopped.is_set():
+                    self._drop()
+                    return
+                self._ask()
         except StoreError as error:
+            self._drop()
             if self._stopped.is_set():
                 return
             self.why = str(error)
-            self._drop()
             state = "following no more" if isinstance(error, ConfigError) else "cut off"
             self._states.change(self.name, state, error.what, logging.WARNING)
             self._stopped.wait(RETRY_S)
@@ -144,6 +144,16 @@ class Follower(abc.ABC):
         else:
             self._states.change(self.name, "following")
             self.why = ""
+
+    def _connect(self) -> BlockingConnection:
+        address, cluster = self._address()
+        return BlockingConnection.connect(
+            address,
+            self._registry,
+            identity=Identity(self._registry.service, role="standby", cluster=cluster),
+            secret=self._secret,
+            timeout_s=CONNECT_S,
+        )
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None

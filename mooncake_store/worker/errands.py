@@ -15,7 +15,7 @@ from mooncake_store.wire import shard as shard_wire
 from transfer_engine import transports
 from transfer_engine.base import SegmentDescriptor
 from transfer_engine.engine import TransferEngine
-from transfer_engine.errors import NotFoundError
+from transfer_engine.errors import NotFoundError, UnavailableError
 from transfer_engine.rpc.blocking import BlockingConnection
 from transfer_engine.segments.memory import Segment
 from transfer_engine.wire.handshake import Identity
@@ -74,6 +74,7 @@ class Errands(abc.ABC):
         self._targets: dict[int, Target] = {}
         self._epoch = 0
         self._cluster = ""
+        self._closed = False
 
     def work(self, cluster: wire.ClusterMap, numbers: tuple[int, ...]) -> bool:
         """Do what every shard has for this worker; return whether there was anything.
@@ -104,6 +105,9 @@ class Errands(abc.ABC):
                 timeout_s=CALL_S,
             )
             self._connections[address] = connection
+            if self._closed:  # meanwhile, by whoever mounts again, and nobody would close this one
+                connection.close()
+                raise UnavailableError(f"what was to be done for {address} is done by others now")
             opening = shard_wire.OPEN.request.pack(self._identity)
             try:
                 connection.call(shard_wire.OPEN, opening, timeout_s=CALL_S)
@@ -133,11 +137,12 @@ class Errands(abc.ABC):
         self._epoch = epoch
         for number in list(self._targets):
             self._drop(number)
-        for connection in self._connections.values():
+        for connection in list(self._connections.values()):
             connection.close()
         self._connections.clear()
 
     def close(self) -> None:
-        """Close all connections. Idempotent."""
+        """Close all connections, for good; another thread may be at work. Idempotent."""
+        self._closed = True
         self._reset(0)
         self._engine.close()

@@ -4,13 +4,13 @@
         ...
 
 Starting creates the segments, publishes them (`TransferServer`: shared memory and TCP) and mounts
-them at the master. From then on three threads work: one only says "alive" on the liveness service,
-so that nothing this process does delays it; another mounts again when the master asks for it and
-runs the copies and moves whose source lies here; the last one runs hauls between memory and disks.
-None ends by what it meets (`lasting`). A
-worker of which a part cannot go on, be it these or those that serve the memory, falls silent, and
-so is alive to nobody: others stop using what can no longer be reached, or trusted to be looked
-after.
+them at the master. From then on four threads work: one only says "alive" on the liveness service,
+so that nothing this process does delays it; one mounts again when the master asks for it; one runs
+the copies and moves whose source lies here, and the last one hauls between memory and disks. These
+two may wait for a shard whose host is gone, and nobody waits for them. None ends by what it meets
+(`lasting`). A worker of which a part cannot go on, be it these or those that serve the memory,
+falls silent, and so is alive to nobody: others stop using what can no longer be reached, or trusted
+to be looked after.
 
 Stopping takes the segments back: the master hides their replicas at once (after moving them away,
 if time for that was granted) and says for how long readers may still hold leases; the memory stays
@@ -43,7 +43,7 @@ import socket
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mooncake_store.endpoint import Etcd, host_name, split_masters, split_rail
 from mooncake_store.program.children import START_S
@@ -91,6 +91,8 @@ RETURN_S = 10.0
 """For how long a master that was there is asked often whether it is there again."""
 RETURN_PAUSES_S = (0.05, 0.25)
 """Pauses meanwhile are drawn from these, so that many workers do not come at once."""
+SEARCH_S = 1.0
+"""How long the first search for another master may take."""
 HAUL_PAUSE_S = 0.005
 """The first pause where there is no haul; each further one is twice as long."""
 JOIN_S = 5.0
@@ -103,6 +105,15 @@ _OUT_OF_REACH = (UnavailableError, PeerLostError, TransferTimeoutError)
 _REFUSALS: dict[int, type[StoreError]] = {
     kind.code: kind for kind in (IllegalClientError, NoSpaceError, InvalidArgumentError)
 }
+
+
+class _MountedFor(NamedTuple):
+    """Who works for which shards, and under which numbers they know the segments."""
+
+    copier: Copier
+    haulers: tuple[Hauler, ...]
+    cluster: wire.ClusterMap
+    numbers: tuple[int, ...]
 
 
 class Worker:
@@ -129,16 +140,15 @@ class Worker:
         self._link = MasterLink(config.master, secret, config.etcd_file)
         self._copier: Copier | None = None
         self._haulers: tuple[Hauler, ...] = ()
-        # While mounted: who hauls, and for whom.
-        self._hauls: tuple[tuple[Hauler, ...], wire.ClusterMap, tuple[int, ...]] | None = None
-        self._mounting = threading.Lock()  # held by the work thread while it mounts again
+        self._mounted_for: _MountedFor | None = None
+        self._mounting = threading.Lock()  # held while it is mounted again
         self._leaving = False
         self._stopping = threading.Event()
-        self._wake = threading.Event()
         self._remount = threading.Event()
         self._threads: list[LastingThread] = []
         self._pulse: BlockingConnection | None = None
-        self._pause_s = 0.0
+        self._search_s = CALL_S  # how long the next search for who leads may take
+        self._copy_pause_s = 0.0
         self._haul_pauses_s: list[float] = []  # for each of those who haul
         self._away_since: float | None = None  # time.monotonic() when the master was gone
         self._states = StateLog(log)
@@ -180,8 +190,8 @@ class Worker:
             self._release()
             raise
         self._lent.populate()
-        self._pause_s = self._interval_s
-        turns = [("tasks", self._work), ("ping", self._ping)]
+        self._copy_pause_s = self._interval_s
+        turns = [("tasks", self._copy), ("mount", self._mount_again), ("ping", self._ping)]
         turns += [(f"hauls-{n}", partial(self._haul, n)) for n in range(len(self._haulers))]
         for name, turn in turns:
             thread = LastingThread(f"mooncake-{name}", turn)
@@ -235,7 +245,12 @@ class Worker:
             self._lent.disown(_OLDER)
 
     def _ask_map(self) -> wire.ClusterMap:
-        found: wire.ClusterMap = self._call(wire.MAP, wire.MapRequest(run=self._lent.run))
+        request, timeout_s = wire.MapRequest(run=self._lent.run), self._search_s
+        # Shortly at first, for another one may begin to lead while one is waited for, and longer
+        # each time, for one that is busy.
+        self._search_s = min(CALL_S, 1.5 * timeout_s)
+        found: wire.ClusterMap = self._call(wire.MAP, request, timeout_s=timeout_s)
+        self._search_s = SEARCH_S if self._link.masters.several else CALL_S
         return found
 
     def _replace_segments(self, found: wire.ClusterMap, why: str) -> None:
@@ -246,7 +261,7 @@ class Worker:
         """
         assert self._server is not None
         log.warning("worker %s: %s; all memory is replaced", self.name, why)
-        self._hauls = None
+        self._mounted_for = None
         self._end_errands()
         for segment in self.segments:
             if self._server.find(segment.uuid) is not None:
@@ -311,7 +326,8 @@ class Worker:
             )
         self.numbers, self._disowned, self._mounted = mounted.numbers, 0, found.epoch
         self._away_since = None
-        self._hauls = self._haulers, found, mounted.numbers
+        assert self._copier is not None
+        self._mounted_for = _MountedFor(self._copier, self._haulers, found, mounted.numbers)
         self._states.change(f"master {self.config.master}", "mounted", self._which)
 
     def stop(self, *, drain_s: float = 0.0, leases_s: float = LEASES_S) -> None:
@@ -350,7 +366,7 @@ class Worker:
 
     def _end(self) -> None:
         self._stopping.set()
-        self._wake.set()
+        self._remount.set()
         for thread in self._threads:
             thread.stop()
         for thread in self._threads:
@@ -485,43 +501,48 @@ class Worker:
 
     def _ask_to_mount(self) -> None:
         self._remount.set()
-        self._wake.set()
 
-    def _work(self) -> None:
-        """Mount again if that was asked for, then run the tasks that wait."""
-        self._wake.wait(self._pause_s)
-        self._wake.clear()
-        if self._stopping.is_set():
+    def _mount_again(self) -> None:
+        """Mount when that was asked for."""
+        if not self._remount.wait(self._interval_s):
             return
+        self._remount.clear()
         try:
-            if self._remount.is_set():
-                self._remount.clear()
-                with self._mounting:
-                    if not self._leaving:
-                        self._mount()
-            assert self._copier is not None
-            assert self._map is not None
-            worked = self._copier.work(self._map, self.numbers)
+            with self._mounting:
+                if not (self._leaving or self._stopping.is_set()):
+                    self._mount()
         except StoreError as error:
             self._failed(error)
-            worked = False
+
+    def _copy(self) -> None:
+        """Run the copies and moves that wait."""
+        if self._stopping.wait(self._copy_pause_s):
+            return
+        worked, mounted = False, self._mounted_for
+        if mounted is not None:
+            name = f"copies of {self.name}"
+            try:
+                worked = mounted.copier.work(mounted.cluster, mounted.numbers)
+                self._states.change(name, "going on", level=logging.DEBUG)
+            except StoreError as error:
+                self._states.change(name, "waiting", error.what)
         # Work seldom comes alone: look again soon, then less and less often.
-        self._pause_s = 0.005 if worked else min(self._interval_s, self._pause_s * 2)
+        self._copy_pause_s = 0.005 if worked else min(self._interval_s, self._copy_pause_s * 2)
 
     def _haul(self, lane: int) -> None:
         """Run the hauls of a device that wait, one after the other while there are any."""
         before_s = self._haul_pauses_s[lane]
         if self._stopping.wait(before_s):
             return
-        worked, hauls = False, self._hauls
-        if hauls is not None:
-            haulers, cluster, numbers = hauls
-            device = haulers[lane].device
+        worked, mounted = False, self._mounted_for
+        if mounted is not None:
+            hauler = mounted.haulers[lane]
+            device = hauler.device
             name = f"hauls of {self.name} " + (f"with {device.name}" if device else "to others")
             try:
-                worked = haulers[lane].work(cluster, numbers)
+                worked = hauler.work(mounted.cluster, mounted.numbers)
                 if not worked:
-                    haulers[lane].look_again()
+                    hauler.look_again()
                 self._states.change(name, "going on", level=logging.DEBUG)
             except StoreError as error:
                 self._states.change(name, "waiting", error.what)

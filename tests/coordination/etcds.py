@@ -57,17 +57,22 @@ def certificate(folder, who="etcd", kind=x509.NameOID.COMMON_NAME):
 
 
 class Etcd:
-    """An etcd of one or more members, each a process; they are killed with the test."""
+    """An etcd of one or more members, each a process; they are killed with the test.
 
-    def __init__(self, start_program, folder, members=1, *options, scheme="http"):
+    `on` is put before their command lines, and `host` is where they listen then.
+    """
+
+    def __init__(
+        self, start_program, folder, members=1, *options, scheme="http", host="127.0.0.1", on=()
+    ):
         if shutil.which("etcd") is None:
             pytest.skip("no etcd is installed (Debian: apt install etcd-server)")
         self._start_program = start_program
         self._folder = folder
         self._options = options
-        self._scheme = scheme
+        self._scheme, self._host, self._on = scheme, host, on
         self._ports = free_ports(2 * members)
-        self.addresses = [f"127.0.0.1:{port}" for port in self._ports[:members]]
+        self.addresses = [f"{host}:{port}" for port in self._ports[:members]]
         self.members = [self.start(number) for number in range(members)]
         for member in self.members:
             member.wait_for_line("ready to serve")
@@ -77,14 +82,14 @@ class Etcd:
         count = len(self.addresses)
         client, peer = f"{self._scheme}://{self.addresses[number]}", self._peer(number)
         return self._start_program(
-            "etcd",
+            *self._on, "etcd",
             *("--name", f"m{number}", "--data-dir", self._folder / f"m{number}"),
             *("--listen-client-urls", client, "--advertise-client-urls", client),
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
             "--initial-cluster",
             ",".join(f"m{other}={self._peer(other)}" for other in range(count)),
             *("--unsafe-no-fsync", "--log-level", "info", *self._options),
-        )
+        )  # fmt: skip
 
     def start_again(self, number=0):
         """Start a member that was killed."""
@@ -115,7 +120,7 @@ class Etcd:
             return json.load(answer)
 
     def _peer(self, number):
-        return f"http://127.0.0.1:{self._ports[len(self.addresses) + number]}"
+        return f"http://{self._host}:{self._ports[len(self.addresses) + number]}"
 
 
 class Relay:

@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from mooncake_store import AsyncClient, Client, UnavailableError, config
 from mooncake_store.client import patience
 from mooncake_store.local_cluster import LocalCluster
 from mooncake_store.wire.cluster import MAP, MapRequest
-from mooncake_store.worker.master_link import MasterLink
+from mooncake_store.worker.master_link import CALL_S, MasterLink
 from mooncake_store.worker.worker import Worker
 from tests.client.test_follow import Mirror, digests_of
 from tests.master.test_programs import MASTER, ready
@@ -265,8 +266,9 @@ async def test_so_do_those_of_an_asyncio_client(pool_of_two_lines):
         assert store.master == pool.addresses[1]
 
 
-def test_a_worker_is_alive_to_the_master_it_mounted_at_last(tmp_path, wire_to):
-    """Also while the one before, which leads no more, would still listen to it."""
+@pytest.fixture
+def two_masters(tmp_path):
+    """Two masters of one cluster that both answer."""
 
     def run(state):
         given = {"port": 0, "state": str(state), "ping_interval": "50ms", "client_ttl": "600s"}
@@ -276,19 +278,77 @@ def test_a_worker_is_alive_to_the_master_it_mounted_at_last(tmp_path, wire_to):
         pass
     shutil.copytree(tmp_path / "first", tmp_path / "second")
     with run(tmp_path / "first") as first, run(tmp_path / "second") as second:
-        overrides = {
-            "master": f"{first.address},{second.address}", "segments": "16MiB",
-            "memory": "anonymous",
-        }  # fmt: skip
-        given = config.load(config.WorkerConfig, environ={}, overrides=overrides).value
-        with Worker(given) as worker:
-            masters, there = worker._link.masters, wire_to(second)
-            assert str(masters.leader) == first.address
-            masters._order.reverse()
-            worker._ask_to_mount()
-            until(lambda: worker._pulse is not None and worker._pulse.peer == there.map().liveness)
-            assert str(masters.leader) == second.address
-            until(lambda: set(there.worker_states().values()) == {"alive"})
+        yield first, second
+
+
+@pytest.fixture
+def worker(two_masters):
+    """A worker that knows both, and has mounted at the first."""
+    overrides = {
+        "master": ",".join(master.address for master in two_masters), "segments": "16MiB",
+        "memory": "anonymous",
+    }  # fmt: skip
+    with Worker(config.load(config.WorkerConfig, environ={}, overrides=overrides).value) as made:
+        assert str(made._link.masters.leader) == two_masters[0].address
+        yield made
+
+
+def mount_at(worker, master, wire):
+    """Let it find another master, and wait until it is alive to that."""
+    worker._link.masters._order.reverse()
+    worker._ask_to_mount()
+    until(lambda: worker._pulse is not None and worker._pulse.peer == wire.map().liveness)
+    assert str(worker._link.masters.leader) == master.address
+    until(lambda: set(wire.worker_states().values()) == {"alive"})
+
+
+def test_a_worker_is_alive_to_the_master_it_mounted_at_last(worker, two_masters, wire_to):
+    """Also while the one before, which leads no more, would still listen to it."""
+    mount_at(worker, two_masters[1], wire_to(two_masters[1]))
+
+
+def test_a_worker_whose_copies_wait_for_a_lost_shard_mounts_elsewhere(worker, two_masters, wire_to):
+    waiting, held = threading.Event(), threading.Event()
+
+    def work(cluster, numbers):
+        waiting.set()
+        assert held.wait(4 * PATIENCE_S)
+
+    worker._copier.work = work
+    try:
+        assert waiting.wait(PATIENCE_S)
+        mount_at(worker, two_masters[1], wire_to(two_masters[1]))
+    finally:
+        held.set()
+
+
+def test_what_copied_until_another_mount_opens_no_connection_later(worker):
+    copier = worker._copier
+    copier.close()
+    with pytest.raises(UnavailableError, match="by others now"):
+        copier.work(worker._map, worker.numbers)
+    assert all(connection.closed for connection in copier._connections.values())
+
+
+def test_a_worker_searches_shortly_at_first(worker):
+    """Another master may begin to lead while a silent one is waited for."""
+    asked, call = [], worker._link.call
+
+    def unreachable(operation, request, timeout_s=CALL_S, **options):
+        if operation is MAP:
+            asked.append(timeout_s)
+            raise UnavailableError("nothing answered")
+        return call(operation, request, timeout_s=timeout_s, **options)
+
+    worker._link.call = unreachable
+    while asked[-1:] != [CALL_S]:
+        with pytest.raises(UnavailableError):
+            worker._mount()
+    assert asked[0] < CALL_S / 2
+    assert asked == sorted(asked)
+    worker._link.call = call
+    worker._mount()
+    assert worker._search_s == asked[0]
 
 
 def test_the_master_of_another_pool_is_not_taken_for_the_one_that_leads(

@@ -94,6 +94,26 @@ def test_columns_and_cold_bodies_come_back(connection):
     assert about.role == "client"
 
 
+def test_a_call_that_waits_can_be_interrupted_by_another_thread(connection):
+    reached = threading.Event()
+
+    def interrupt():
+        reached.wait(TIMEOUT_S)
+        waiting.until(lambda: connection._waiting)
+        connection.interrupt()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with long_before(2 * TIMEOUT_S):
+        request = connection.send(SLEEP, sleep(2000 * TIMEOUT_S), timeout_s=TIMEOUT_S)
+        reached.set()
+        with pytest.raises(PeerLostError):
+            connection.recv(request, timeout_s=2 * TIMEOUT_S)
+    thread.join()
+    assert connection.closed
+    connection.interrupt()  # of a closed one there is nothing to interrupt
+
+
 def test_a_thousand_requests_in_flight(connection):
     ids = [connection.send(ECHO, SMALL, timeout_s=TIMEOUT_S) for _ in range(1000)]
     assert all(connection.recv(i, timeout_s=TIMEOUT_S) == SMALL for i in reversed(ids))

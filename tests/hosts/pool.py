@@ -1,0 +1,160 @@
+"""A pool with elected leaders whose programs are each on a host of their own (`network.py`)."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from tests.conftest import ROOT
+from tests.coordination.etcds import Etcd
+from tests.hosts.history import Operation
+from tests.hosts.network import Network
+from tests.waiting import PATIENCE_S, until
+
+PORT = 50051
+NAMESPACE = "tests"
+DEADLINE_S = 1.5
+"""Of what clients ask for: long beside an answer, short beside a fault, so that some is unknown."""
+AHEAD_S = {"m0": 3_000, "m1": 70_000, "m2": 500, "worker": 9_000}
+"""How far clocks are ahead of those of clients, by which histories are told."""
+
+
+class Caller:
+    """A client that runs on some host, for one thread at a time."""
+
+    def __init__(self, name, on, **settings):
+        self.name = name
+        self.told = []
+        """All that it did, in order."""
+        self._process = subprocess.Popen(
+            [sys.executable, *map(str, on), "-m", "tests.hosts.client", json.dumps(settings)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        )  # fmt: skip
+        assert self._process.stdout.readline() == "ready\n", "a client ended; see what it wrote"
+
+    def do(self, kind, key, value=None):
+        """Do it; return what came of it."""
+        asked = json.dumps({"kind": kind, "key": key, "value": value})
+        self._process.stdin.write(asked + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        self.told.append(Operation(self.name, kind, key, **answer))
+        return self.told[-1]
+
+    def close(self):
+        """End it."""
+        self._process.kill()
+        self._process.wait(PATIENCE_S)
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+
+class Load:
+    """A thread that does `act()` again and again until it is told to stop."""
+
+    def __init__(self, act, pause_s=0.0):
+        self._act, self._pause_s = act, pause_s
+        self._stopped = threading.Event()
+        self._failed = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        try:
+            while not self._stopped.wait(self._pause_s):
+                self._act()
+        except BaseException as error:
+            self._failed = error
+
+    def end(self):
+        """Return when it has ended; raise what went wrong."""
+        self._stopped.set()
+        self._thread.join(PATIENCE_S)
+        if self._failed:
+            raise self._failed
+
+
+class Pool:
+    """Members m0, m1 and so on, an etcd, a worker, and hosts for clients; `close` ends it all."""
+
+    def __init__(self, start_program, folder, members=2, clients=2, seed=1):
+        self._start, self._folder = start_program, folder
+        self.members = [f"m{number}" for number in range(members)]
+        self.clients = [f"c{number}" for number in range(clients)]
+        self.programs = {}
+        self._undo = contextlib.ExitStack()
+        hosts = [*self.members, "etcd", "worker", *self.clients]
+        ahead = {name: AHEAD_S[name] for name in hosts if name in AHEAD_S}
+        self.network = self._undo.enter_context(Network(*hosts, clocks_s=ahead, seed=seed))
+        self._secret = folder / "secret"
+        self._secret.touch(0o600)
+        self._secret.write_text("the secret of these tests\n", encoding="ascii")
+
+    def start(self):
+        """Start the first member, which leads, then all others; wait until a standby counts."""
+        etcd = Etcd(
+            self._start,
+            self._folder / "etcd",
+            host=self.network["etcd"],
+            on=self.network.on("etcd"),
+        )
+        for name in self.members:
+            self._run_master(name, "member", "--etcd", etcd.addresses[0], "--name", "pool")
+        self._run(
+            "worker", "worker", "--name", "worker", "--segment", "64MiB", "--master", self.masters()
+        )
+        until(lambda: self.counts("m0"))
+
+    def start_master(self, level, *, followed):
+        """Start one that leads for good, at that level, and perhaps a standby, instead."""
+        self._run_master("m0", "master", "--journal", level)
+        if followed:
+            self._run_master("m1", "standby", "--of", self.masters("m0"))
+            self.programs["m1"].wait_for_line("journal of shard 0: kept")
+        self._run("worker", "worker", "--segment", "64MiB", "--master", self.masters("m0"))
+
+    def _run_master(self, name, command, *options):
+        kept = "--port", PORT, "--state", self._folder / name
+        self._run(name, command, *kept, "--ping-interval", "200ms", *options)
+
+    def _run(self, name, command, *options):
+        """Start a program on the host that is called like it; return when it is ready."""
+        self.programs[name] = self._start(
+            *self.network.on(name), "-m", "mooncake_store", command, "--json",
+            "--host", self.network[name], "--secret-file", self._secret, *options,
+        )  # fmt: skip
+        self.programs[name].wait_for_line('"ready"')
+
+    def masters(self, *names):
+        """The addresses of these members, or of all."""
+        return ",".join(f"{self.network[name]}:{PORT}" for name in names or self.members)
+
+    def caller(self, host, *members, deadline_s=DEADLINE_S):
+        """A client on a host that knows these members, or all."""
+        made = Caller(
+            f"{host}{''.join(f'-{name}' for name in members)}",
+            self.network.on(host),
+            url=f"mooncake://{self.masters(*members)}/{NAMESPACE}",
+            secret_file=str(self._secret),
+            deadline=deadline_s,
+            connect_timeout=min(1.0, deadline_s),
+        )
+        self._undo.callback(made.close)
+        return made
+
+    def leads(self, name):
+        """Whether a member said last that it leads."""
+        said = [line for line in self.programs[name].output.splitlines() if '"ready"' in line]
+        return bool(said) and json.loads(said[-1])["leads"]
+
+    def counts(self, name):
+        """Whether changes of this leader wait for a standby."""
+        return Path(self._folder, name, "shard-0", "standby").exists()
+
+    def close(self):
+        """End everything."""
+        for program in self.programs.values():
+            program.kill()
+        self._undo.close()
