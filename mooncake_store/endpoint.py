@@ -2,7 +2,11 @@
 
 Secrets come by reference: a setting holds the path of a file, never the secret, so none ends up in
 a log or in `mooncake config show`. An address is `host:port`, with IPv6 in brackets. Where a master
-is named there may be several, separated by commas: one of them leads, the others stand by.
+is named there may be several, separated by commas: one of them leads, the others stand by. Or an
+etcd is named that knows them, which has a scheme of its own, because any host may be called etcd:
+
+    mooncake://10.0.0.5:50051,10.0.0.6:50051/namespace
+    mooncake+etcd://10.0.0.9:2379,10.0.0.10:2379/pool/namespace
 
 Not done here: name resolution and connecting. Everything is O(length of its text).
 """
@@ -20,6 +24,9 @@ from mooncake_store.units import MIB, VALUE_MAX, format_size, parse_size
 from transfer_engine.errors import ConfigError, InvalidArgumentError
 
 __all__ = [
+    "ETCD_PORT",
+    "ETCD_SCHEME",
+    "Etcd",
     "StoreUrl",
     "host_name",
     "is_local",
@@ -27,6 +34,8 @@ __all__ = [
     "read_secret",
     "split_address",
     "split_addresses",
+    "split_etcd",
+    "split_masters",
     "split_offload",
     "split_quota",
     "split_rail",
@@ -37,20 +46,37 @@ log = logging.getLogger(__name__)
 
 LOCAL = "mooncake://local"
 PORT_DEFAULT = 50051
+ETCD_PORT = 2379
+ETCD_SCHEME = "mooncake+etcd://"
 MASTERS_MAX = 16
 OFFLOADS = ("none", "evict", "write")
 SECRET_BYTES_MIN = 16
 SECRET_BYTES_MAX = 4096
 
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:/@,\[\]]+)):([0-9]{1,5})", re.ASCII)
-_URL = re.compile(r"mooncake://([^/?#]+)(?:/([^?#]*))?", re.ASCII)
+_URL = re.compile(r"mooncake(?:\+etcd)?://([^/?#]+)(?:/([^?#]*))?", re.ASCII)
+
+
+class Etcd(NamedTuple):
+    """An etcd that knows the masters of a pool, and what the pool is called there."""
+
+    members: tuple[tuple[str, int], ...]
+    """Host and port of each member of the etcd."""
+    pool: str
+
+    def __str__(self) -> str:
+        """Return a URL of it."""
+        from transfer_engine.rpc.address import Address  # As in `is_loopback`.
+
+        places = ",".join(str(Address(*place)) for place in self.members)
+        return f"{ETCD_SCHEME}{places}/{self.pool}"
 
 
 class StoreUrl(NamedTuple):
-    """The parts of `mooncake://host:port,host:port/namespace`."""
+    """The parts of a store URL."""
 
-    masters: tuple[tuple[str, int], ...]
-    """Host and port of each address at which the master may be."""
+    masters: tuple[tuple[str, int], ...] | Etcd
+    """Host and port of each address at which the master may be, or who knows them."""
     namespace: str
 
 
@@ -69,8 +95,10 @@ def split_address(address: str) -> tuple[str, int]:
     return found[1] or found[2], int(found[3])
 
 
-def split_addresses(addresses: str) -> tuple[tuple[str, int], ...]:
+def split_addresses(addresses: str, of: str = "a master") -> tuple[tuple[str, int], ...]:
     """Return host and port of each of `"host:port,host:port"`, in their order.
+
+    `of` is what they are addresses of, for who reads the error.
 
     Raises:
         ConfigError: one is none, as `split_address` says, one comes twice, or there are too many.
@@ -81,7 +109,7 @@ def split_addresses(addresses: str) -> tuple[tuple[str, int], ...]:
             f"{addresses!r} has nothing where an address should be; leave a comma out"
         )
     if len(each) > MASTERS_MAX:
-        raise ConfigError(f"{len(each)} addresses of a master are named; {MASTERS_MAX} is the most")
+        raise ConfigError(f"{len(each)} addresses of {of} are named; {MASTERS_MAX} is the most")
     found = tuple(split_address(address) for address in each)
     for at, place in enumerate(found):
         if place in found[:at]:
@@ -101,26 +129,56 @@ def split_rail(address: str) -> tuple[str, int]:
     return split_address(address)
 
 
+def split_etcd(addresses: str) -> tuple[tuple[str, int], ...]:
+    """Return host and port of each member of an etcd; port 2379 may be left out.
+
+    Raises:
+        ConfigError: as `split_addresses`.
+    """
+    return split_addresses(_with_ports(addresses, ETCD_PORT), "an etcd")
+
+
+def split_masters(named: str) -> tuple[tuple[str, int], ...] | Etcd:
+    """Return where the masters are that are named by addresses, or by the URL of a store.
+
+    Raises:
+        ConfigError: as `split_addresses` and `split_url`.
+    """
+    return split_url(named).masters if "://" in named else split_addresses(named)
+
+
 def split_url(url: str) -> StoreUrl:
-    """Return the parts of a store URL; ports 50051 and namespace `default` may be left out.
+    """Return the parts of a store URL; ports, the pool and the namespace may be left out.
 
     Raises:
         ConfigError: it is no such URL, or it carries credentials, which it then does not repeat.
     """
     found = _URL.fullmatch(url)
     if "@" in (found[1] if found else url):
-        raise ConfigError("a store URL carries no credentials; name a file in secret_file instead")
+        raise ConfigError(
+            "a store URL carries no credentials; name a file in secret_file, or etcd_file, instead"
+        )
     if found is None:
         raise ConfigError(
             f"{url!r} is not a store URL; write mooncake://host:port/namespace "
-            "such as 'mooncake://127.0.0.1:50051/default'"
+            "such as 'mooncake://127.0.0.1:50051/default', or mooncake+etcd://host:port/pool/"
+            "namespace where an etcd knows the masters"
         )
-    masters = ",".join(map(_with_port, found[1].split(",")))
-    return StoreUrl(split_addresses(masters), (found[2] or "").strip("/") or "default")
+    path = (found[2] or "").strip("/")
+    if not url.startswith(ETCD_SCHEME):
+        masters = split_addresses(_with_ports(found[1], PORT_DEFAULT))
+        return StoreUrl(masters, path or "default")
+    pool, _, namespace = path.partition("/")
+    return StoreUrl(
+        Etcd(split_etcd(found[1]), pool or "default"), namespace.strip("/") or "default"
+    )
 
 
-def _with_port(place: str) -> str:
-    return f"{place}:{PORT_DEFAULT}" if place and not _ADDRESS.fullmatch(place) else place
+def _with_ports(places: str, port: int) -> str:
+    return ",".join(
+        f"{place}:{port}" if place and not _ADDRESS.fullmatch(place) else place
+        for place in places.split(",")
+    )
 
 
 def is_local(url: str) -> bool:

@@ -58,6 +58,7 @@ next. Lists are TOML lists in the file and separated by commas elsewhere.
 
 ```toml
 secret_file = "/etc/mooncake/secret"   # general: every program of this file
+etcd_file = "/etc/mooncake/etcd.toml"  # general as well
 
 [log]                                  # general: every program of this file
 level = "info"

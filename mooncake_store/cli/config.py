@@ -18,6 +18,7 @@ class Program(StrEnum):
     """The programs that have a configuration."""
 
     MASTER = "master"
+    MEMBER = "member"
     WORKER = "worker"
     CLIENT = "client"
 

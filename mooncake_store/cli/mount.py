@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from mooncake_store.cli.shared.app import JsonOption, command, emit, note
-from mooncake_store.cli.shared.client import SecretOption
+from mooncake_store.cli.shared.client import EtcdFileOption, SecretOption
 
 
 @command(
@@ -13,7 +13,13 @@ from mooncake_store.cli.shared.client import SecretOption
     ("mooncake mount mooncake://10.0.0.5:50051/ns /mnt/pool --foreground", "until Ctrl-C"),
 )
 def mount(
-    url: Annotated[str, typer.Argument(metavar="URL", help="mooncake://host:port/namespace")],
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL",
+            help="mooncake://host:port/namespace, or mooncake+etcd://host:port/pool/namespace",
+        ),
+    ],
     directory: Annotated[str, typer.Argument(metavar="DIR", help="An existing directory.")],
     foreground: Annotated[bool, typer.Option("--foreground", "-f", help="Serve here.")] = False,
     read_only: Annotated[bool, typer.Option("--read-only", help="Refuse every change.")] = False,
@@ -27,12 +33,13 @@ def mount(
     ] = None,
     part_size: Annotated[str, typer.Option(help="Files above it are stored in parts.")] = "8MiB",
     secret_file: SecretOption = None,
+    etcd_file: EtcdFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Mount a namespace. Files are stored, whole, when they are closed."""
     from mooncake_store.fs.mount.program import mount as start
 
-    settings = {"secret_file": secret_file} if secret_file else {}
+    named = {"secret_file": secret_file, "etcd_file": etcd_file}
     if foreground:
         note(f"{url} is being served at {directory}; Ctrl-C or `mooncake umount` ends it")
     start(
@@ -44,7 +51,7 @@ def mount(
         url=url,
         pin=None if pin == "none" else pin,
         part_size=part_size,
-        **settings,
+        **{name: file for name, file in named.items() if file},
     )
     if not foreground:
         emit(

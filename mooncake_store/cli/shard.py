@@ -18,7 +18,7 @@ from mooncake_store.cli.shared.app import (
     note,
     table,
 )
-from mooncake_store.cli.shared.client import SecretOption, UrlOption, store_url
+from mooncake_store.cli.shared.client import settings_of_store, store_options
 from mooncake_store.cli.shared.program_options import ConfigOption, begin, setting_options
 from mooncake_store.cli.shared.shards import shards_in
 from mooncake_store.config.settings import MasterConfig
@@ -26,6 +26,7 @@ from mooncake_store.config.settings import MasterConfig
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from mooncake_store.masters import Attempt, Search
     from mooncake_store.wire.hosts import HostsReply, MoveState
     from transfer_engine.rpc.blocking import BlockingConnection
 
@@ -115,13 +116,12 @@ def serve(
 @app.command(
     "list", epilog=examples(("mooncake shard list --master 10.0.0.5:50051", "who leads what"))
 )
+@store_options
 def list_(
-    url: UrlOption = None,
-    secret_file: SecretOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Say which host leads which shard; ends with 4 while one is led by none."""
-    with _connected(url, secret_file) as connection:
+    with _connected() as connection:
         found = _hosts(connection)
     emit(_value(found), as_json=as_json, human=lambda: _drawn(found))
     return ExitCode.UNAVAILABLE if found.missing else ExitCode.OK
@@ -140,17 +140,16 @@ def list_(
         ),
     )
 )
+@store_options
 def move(
     shards: Annotated[str, typer.Argument(metavar="SHARDS", help="Such as 2 or 4-7.")],
     to: Annotated[
         str,
         typer.Argument(metavar="HOST:PORT", help="Where the other host listens, or `master`."),
     ],
-    url: UrlOption = None,
     lost: Annotated[
         bool, typer.Option("--lost", help="The host that leads them is gone for good.")
     ] = False,
-    secret_file: SecretOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Move shards to another host while clients use them, one after the other.
@@ -158,7 +157,7 @@ def move(
     A move that was interrupted is finished, or was not begun, when it is asked for again.
     """
     for shard in shards_in(shards):
-        with _connected(url, secret_file) as connection:
+        with _connected() as connection:
             state = _moved(connection, shard, to, lost=lost)
         line = f"shard {shard} leads at {to}; it answered nobody for {state.paused_ms} ms"
         emit(
@@ -176,12 +175,11 @@ def move(
         ),
     )
 )
+@store_options
 def split(
     factor: Annotated[
         str, typer.Argument(metavar="N", help="How many to make of each shard, from 2 on.")
     ],
-    url: UrlOption = None,
-    secret_file: SecretOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make several shards of each one, on the host of the master, while clients use them.
@@ -195,11 +193,11 @@ def split(
     if not factor.isdecimal() or int(factor) < 2:
         raise InvalidArgumentError(f"{factor!r} is no number from 2 on")
     began = time.monotonic()
-    with _connected(url, secret_file) as connection:
+    with _connected() as connection:
         run = _hosts(connection).run
         body = connection.call(SPLIT, SPLIT.request.pack(Split(int(factor))), timeout_s=SPLIT_S)
         shards = SPLIT.reply.unpack(body).shards
-    found = _hosts_of_another_run(url, secret_file, run)
+    found = _hosts_of_another_run(run)
     if found.split:
         raise UnavailableError(
             f"the shards were not split: {found.split}",
@@ -211,14 +209,14 @@ def split(
     emit({"shards": shards, "seconds": seconds}, as_json=as_json, human=partial(str, line))
 
 
-def _hosts_of_another_run(url: str | None, secret_file: str | None, run: int) -> "HostsReply":
+def _hosts_of_another_run(run: int) -> "HostsReply":
     """What the master says of its shards once it was started anew, and all of them lead."""
     from mooncake_store.errors import StoreError, UnavailableError
 
     until = time.monotonic() + SPLIT_S
     while time.monotonic() < until:
         try:
-            with _connected(url, secret_file) as connection:
+            with _connected() as connection:
                 found = _hosts(connection)
                 if found.run != run and not found.missing:
                     return found
@@ -269,30 +267,36 @@ def _moved(connection: "BlockingConnection", shard: int, to: str, *, lost: bool)
 
 
 @contextmanager
-def _connected(url: str | None, secret_file: str | None) -> "Iterator[BlockingConnection]":
+def _connected() -> "Iterator[BlockingConnection]":
     """A connection to the master that leads, which may wait for some of the shards."""
-    from mooncake_store.config.settings import load_client
+    from mooncake_store.coordination.exchange import followed
     from mooncake_store.endpoint import read_secret, split_url
     from mooncake_store.errors import StoreError
+    from mooncake_store.masters import Masters
     from mooncake_store.wire.cluster import CLUSTER
-    from transfer_engine.rpc.address import Address
     from transfer_engine.rpc.blocking import BlockingConnection
 
-    given = {} if secret_file is None else {"secret_file": secret_file}
-    settings = load_client(None if url is None else store_url(url), given)
-    secret = read_secret(settings.secret_file) if settings.secret_file else None
-    places = [Address(*place) for place in split_url(settings.url).masters]
-    for at, place in enumerate(places):
+    def ask(attempt: "Attempt") -> "BlockingConnection | StoreError":
+        place, timeout_s = attempt
         try:
-            connection = BlockingConnection.connect(place, CLUSTER, secret=secret)
-            _hosts(connection)
-        except StoreError:
-            if at == len(places) - 1:
+            connection = BlockingConnection.connect(
+                place, CLUSTER, secret=secret, timeout_s=timeout_s
+            )
+            try:
+                _hosts(connection)
+            except BaseException:
+                connection.close()
                 raise
-        else:
-            with connection:
-                yield connection
-            return
+        except StoreError as error:
+            return error.again()
+        return connection
+
+    settings = settings_of_store()
+    secret = read_secret(settings.secret_file) if settings.secret_file else None
+    masters = Masters(split_url(settings.url).masters, settings.etcd_file)
+    search: Search[BlockingConnection] = masters.search(time.monotonic() + CALL_S)
+    with followed(search, ask) as connection:
+        yield connection
 
 
 def _value(found: "HostsReply") -> dict[str, Any]:

@@ -30,16 +30,6 @@ def _lent(given: dict[str, Any]) -> dict[str, Any]:
     return given | {"segments": sizes, "files": given.get("files", []) + places}
 
 
-def _addressed(given: dict[str, Any]) -> dict[str, Any]:
-    """Take the addresses out of the URL of a store that `--master` may be."""
-    from mooncake_store.endpoint import split_url
-    from mooncake_store.masters import Masters
-
-    if "://" not in given.get("master", ""):
-        return given
-    return given | {"master": str(Masters(split_url(given["master"]).masters))}
-
-
 def _sentence(facts: dict[str, Any]) -> str:
     from mooncake_store.units import format_size
 
@@ -133,7 +123,7 @@ def worker(
     `mooncake config show --program worker`.
     """
     if clean:
-        _clean(_lent(_addressed(given)), file, as_json=as_json)
+        _clean(_lent(given), file, as_json=as_json)
         return
     from mooncake_store.program.garbage_collection import hold_garbage_collection
     from mooncake_store.units import parse_duration
@@ -142,7 +132,7 @@ def worker(
     from mooncake_store.worker.program import run_worker
 
     drain_s = parse_duration(drain)
-    settings, secret = begin(WorkerConfig, file, _lent(_addressed(given)))
+    settings, secret = begin(WorkerConfig, file, _lent(given))
 
     def ready(facts: dict[str, Any]) -> None:
         emit({"ready": True, **facts}, as_json=as_json, human=lambda: _sentence(facts))

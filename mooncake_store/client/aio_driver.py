@@ -20,6 +20,7 @@ from mooncake_store.client.directory import COPIED
 from mooncake_store.client.patience import unreachable
 from mooncake_store.client.setup import Setup, answer_lost, failed, resharded
 from mooncake_store.client.steps import CLUSTER, Call, Calls, Move, Moves, Opens, Steps, clock
+from mooncake_store.coordination.exchange import Exchange, exchange_async
 from mooncake_store.errors import (
     InvalidArgumentError,
     PeerLostError,
@@ -109,10 +110,8 @@ class AsyncDriver:
         self.core = setup.core
         self.core.inline_bytes_max = _INLINE_BYTES_MAX
         self.engine = setup.engine
-        self._masters = {
-            place: _Peer(setup, place, CLUSTER_SERVICE) for place in setup.masters.named
-        }
-        self._cluster = self._masters[setup.masters.leader]
+        self._masters: dict[Address, _Peer] = {}
+        self._cluster: _Peer  # the master that leads: there once one was found
         self._several = setup.masters.several
         self._shards: list[_Peer] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -132,29 +131,42 @@ class AsyncDriver:
         attempt = next(search)
         while True:
             try:
-                attempt = search.send(await self._ask_map(*attempt))
+                attempt = search.send(
+                    await exchange_async(attempt)
+                    if isinstance(attempt, Exchange)
+                    else await self._ask_map(*attempt)
+                )
             except StopIteration as end:
                 found: ClusterMap = end.value
                 break
-        self._cluster = self._masters[attempt.place]
+        self._cluster = self._master_at(attempt.place)
+        left = self._take_left()
         former = self._shards
         places = self.setup.new_map(found, [peer.address for peer in former])
-        if places is None:
-            return
-        self._shards = [
-            former[at] if stays else _Peer(self.setup, address, SHARD, at)
-            for at, (address, stays) in enumerate(places)
-        ]
-        for peer in former:
-            if peer not in self._shards:
-                await peer.close()
+        if places is not None:
+            self._shards = [
+                former[at] if stays else _Peer(self.setup, address, SHARD, at)
+                for at, (address, stays) in enumerate(places)
+            ]
+            left += [peer for peer in former if peer not in self._shards]
+        for peer in left:
+            await peer.close()
+
+    def _master_at(self, place: Address) -> _Peer:
+        """The connection to one master."""
+        return self._masters.setdefault(place, _Peer(self.setup, place, CLUSTER_SERVICE))
+
+    def _take_left(self) -> list[_Peer]:
+        """Forget the connections to masters that others have replaced, and return them."""
+        kept = {*self.setup.masters.named, self._cluster.address}
+        return [self._masters.pop(place) for place in tuple(self._masters) if place not in kept]
 
     async def _ask_map(self, place: Address, timeout_s: float) -> ClusterMap | StoreError:
         """Ask one master; once more where the connection was lost with the answer."""
         until, repeated = time.monotonic() + timeout_s, False
         while True:
             try:
-                body = await self._masters[place].call(MAP, self.setup.map_request(), until)
+                body = await self._master_at(place).call(MAP, self.setup.map_request(), until)
                 return self.setup.read_map(body, place)
             except StoreError as error:
                 if repeated or not answer_lost(MAP, error):

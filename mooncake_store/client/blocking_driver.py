@@ -33,6 +33,7 @@ from mooncake_store.client.steps import (
     Steps,
     clock,
 )
+from mooncake_store.coordination.exchange import Exchange, exchange
 from mooncake_store.errors import (
     PeerLostError,
     StoreError,
@@ -96,17 +97,8 @@ class BlockingDriver:
         self.engine = setup.engine
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._masters = {
-            place: BlockingPool(
-                place,
-                CLUSTER_SERVICE,
-                connections_max=CONNECTIONS_MAX,
-                connect_s=setup.config.connect_timeout_s,
-                secret=setup.secret,
-            )
-            for place in setup.masters.named
-        }
-        self._cluster = self._masters[setup.masters.leader]
+        self._masters: dict[Address, BlockingPool] = {}
+        self._cluster: BlockingPool  # of the master that leads: there once one was found
         self._several = setup.masters.several
         self._shards: list[_ShardPool] = []
         self._ending = threading.Event()
@@ -125,30 +117,51 @@ class BlockingDriver:
         attempt = next(search)
         while True:
             try:
-                attempt = search.send(self._ask_map(*attempt))
+                attempt = search.send(
+                    exchange(attempt) if isinstance(attempt, Exchange) else self._ask_map(*attempt)
+                )
             except StopIteration as end:
                 found: ClusterMap = end.value
                 break
         with self._lock:
-            self._cluster = self._masters[attempt.place]
+            self._cluster = self._master_at(attempt.place)
+            left: list[BlockingPool] = self._take_left()
             former = self._shards
             places = self.setup.new_map(found, [pool.address for pool in former])
-            if places is None:
-                return
-            self._shards = [
-                former[at] if stays else _ShardPool(self.setup, at, address)
-                for at, (address, stays) in enumerate(places)
-            ]
-            gone = [pool for pool in former if pool not in self._shards]
-        for pool in gone:
+            if places is not None:
+                self._shards = [
+                    former[at] if stays else _ShardPool(self.setup, at, address)
+                    for at, (address, stays) in enumerate(places)
+                ]
+                left += [pool for pool in former if pool not in self._shards]
+        for pool in left:
             pool.close()
+
+    def _master_at(self, place: Address) -> BlockingPool:
+        """The connections to one master."""
+        pool = self._masters.get(place)
+        if pool is None:
+            pool = BlockingPool(
+                place,
+                CLUSTER_SERVICE,
+                connections_max=CONNECTIONS_MAX,
+                connect_s=self.setup.config.connect_timeout_s,
+                secret=self.setup.secret,
+            )
+            pool = self._masters.setdefault(place, pool)  # another thread may have been faster
+        return pool
+
+    def _take_left(self) -> list[BlockingPool]:
+        """Forget the connections to masters that others have replaced, and return them."""
+        kept = {*self.setup.masters.named, self._cluster.address}
+        return [self._masters.pop(place) for place in tuple(self._masters) if place not in kept]
 
     def _ask_map(self, place: Address, timeout_s: float) -> ClusterMap | StoreError:
         """Ask one master; once more where the connection was lost with the answer."""
         until, repeated = time.monotonic() + timeout_s, False
         while True:
             try:
-                pool, request = self._masters[place], self.setup.map_request()
+                pool, request = self._master_at(place), self.setup.map_request()
                 body = pool.call(MAP, request, timeout_s=until - time.monotonic())
                 return self.setup.read_map(body, place)
             except StoreError as error:
@@ -422,7 +435,7 @@ class BlockingDriver:
             return
         self.closed = True
         self._ending.set()
-        for pool in (*self._shards, *self._masters.values()):
+        for pool in (*self._shards, *tuple(self._masters.values())):
             pool.close()
         self.core.directory.forget()
         self.engine.close()

@@ -47,6 +47,7 @@ def start_worker(setup: Setup) -> Worker:
         "segments": str(setup.config.segment_bytes),
         "overcommit": setup.config.overcommit,
         "secret_file": setup.config.secret_file or None,
+        "etcd_file": setup.config.etcd_file or None,
     }
     worker = Worker(load(WorkerConfig, environ={}, overrides=overrides).value, secret=setup.secret)
     worker.start(timeout_s=setup.config.deadline_s)

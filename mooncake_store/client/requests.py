@@ -128,9 +128,11 @@ class KeyRequests:
         if not requests and not first:
             return []
         replies = yield Calls([*first, *map(_CALL, requests)], self.until)
-        if any(type(reply) is ReshardedError for reply in replies):
-            requests, replies = yield from self._ask_others(requests, replies[len(first) :])
-            first = ()
+        for reply in replies:
+            if type(reply) is ReshardedError:
+                requests, replies = yield from self._ask_others(requests, replies[len(first) :])
+                first = ()
+                break
         if self.keys.identity is not self.core.identity:
             check_named(self.core, self.keys.identity)
         last = replies[-1]

@@ -111,8 +111,8 @@ class Setup:
         load_kernels()
         self.config = load_client(url, settings)
         self.secret = read_secret(self.config.secret_file) if self.config.secret_file else None
-        places, self.namespace = split_url(self.config.url)
-        self.masters = Masters(places)
+        where, self.namespace = split_url(self.config.url)
+        self.masters = Masters(where, self.config.etcd_file)
         self.engine = TransferEngine(
             transports=self.config.transports,
             secret=self.secret,

@@ -28,7 +28,7 @@ from mooncake_store.compat.codes import log
 from mooncake_store.compat.config import PROTOCOLS, parse_flag, parse_size, split_hostname
 from mooncake_store.compat.disks import DiskWanted, LentDisk
 from mooncake_store.config.settings import WorkerConfig, load
-from mooncake_store.endpoint import is_loopback, read_secret
+from mooncake_store.endpoint import ETCD_SCHEME, is_loopback, read_secret
 from mooncake_store.errors import ConfigError
 from transfer_engine import transports
 
@@ -102,19 +102,29 @@ class Wanted:
 
 def connect(wanted: Wanted) -> Client:
     """Return a client of the store; raises what keeps it from connecting."""
-    return Client(f"mooncake://{_places(wanted.master)}/{wanted.tenant_id}")
+    return Client(f"{_store_of(wanted.master)}/{wanted.tenant_id}")
 
 
-def _places(master: str) -> str:
-    """The addresses of a master, or of several, between which the original writes semicolons."""
-    places = master.removeprefix("http://").replace(";", ",")
-    if "://" in places:
+def _store_of(master: str) -> str:
+    """The URL of a store without its namespace.
+
+    The original writes semicolons between addresses, of masters as of the etcd that knows them;
+    what the pool is called there is in a variable. The URL of a store is taken as well.
+    """
+    places = master.removeprefix("http://").replace(";", ",").rstrip("/")
+    scheme, separator, hosts = places.partition("://")
+    if not separator:
+        return f"mooncake://{places}"
+    if scheme not in ("etcd", "mooncake+etcd"):
         raise ConfigError(
             f"{master!r} names a service that knows where the master is, which this store does "
             "not ask",
-            advice="name the masters themselves, such as host1:50051,host2:50051",
+            advice="name the masters themselves, such as host1:50051,host2:50051, or the etcd of "
+            "their pool, such as etcd://host1:2379;host2:2379",
         )
-    return places
+    if "/" in hosts:
+        return ETCD_SCHEME + hosts
+    return f"{ETCD_SCHEME}{hosts}/{os.getenv('MC_STORE_CLUSTER_ID') or 'default'}"
 
 
 def lend(wanted: Wanted, client: Client) -> tuple[Worker | None, str]:
@@ -173,6 +183,7 @@ def _start(client: Client, name: str, host: str, port: int, **lent: Any) -> Work
         WorkerConfig,
         overrides={
             "master": str(masters),
+            "etcd_file": client.config.etcd_file or None,
             "name": name,
             "host": "127.0.0.1" if on_loopback else host,
             "port": port,

@@ -1,4 +1,4 @@
-"""The settings of master, worker and client: what they are, and where values come from."""
+"""The settings of master, member, worker and client: what they are, and where values come from."""
 
 from typing import TYPE_CHECKING
 
@@ -9,6 +9,7 @@ if TYPE_CHECKING:
         PROGRAMS,
         ClientConfig,
         MasterConfig,
+        MemberConfig,
         WorkerConfig,
         load,
         load_client,
@@ -24,6 +25,7 @@ __all__ = [
     "ClientConfig",
     "Loaded",
     "MasterConfig",
+    "MemberConfig",
     "Row",
     "Setting",
     "Settings",

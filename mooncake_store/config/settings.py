@@ -1,4 +1,4 @@
-"""The settings of master, worker and client: what each means, its default, and what excludes what.
+"""The settings of all programs: what each means, its default, and what excludes what.
 
     loaded = load(MasterConfig, file="mooncake.toml", overrides={"port": 50060})
     loaded.value.port, loaded.origins["port"]         # 50060, "command line"
@@ -35,6 +35,16 @@ from mooncake_store.config.checks import (
     check_quotas,
     check_rails,
 )
+from mooncake_store.config.common import (
+    EtcdFile,
+    Insecure,
+    LogJson,
+    LogLevel,
+    Overcommit,
+    PortFile,
+    SecretFile,
+    Strict,
+)
 from mooncake_store.config.loading import (
     CLIENT_ARGUMENT,
     COMMAND_LINE,
@@ -44,8 +54,9 @@ from mooncake_store.config.loading import (
     load_settings,
     rows,
 )
+from mooncake_store.config.member import MemberConfig
 from mooncake_store.config.setting import Contradiction, Setting, Settings, settings_of
-from mooncake_store.endpoint import split_addresses, split_url
+from mooncake_store.endpoint import split_masters, split_url
 from mooncake_store.units import GIB, HOUR_NS, MIB, MINUTE_NS, SECOND_NS, VALUE_MAX
 
 if TYPE_CHECKING:
@@ -57,6 +68,7 @@ __all__ = [
     "ClientConfig",
     "Loaded",
     "MasterConfig",
+    "MemberConfig",
     "Row",
     "Setting",
     "Settings",
@@ -76,51 +88,6 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 SegmentBytes = Annotated[int, Meta(ge=MIB, le=VALUE_MAX, extra={"unit": "bytes"})]
 DurationNs = Annotated[int, Meta(gt=0, le=365 * 24 * HOUR_NS, extra={"unit": "ns"})]
 DurationS = Annotated[float, Meta(gt=0, le=365 * 24 * 3600, extra={"unit": "s"})]
-
-LogLevel = Annotated[
-    Literal["debug", "info", "warning", "error"],
-    Meta(
-        description="The least important messages of this project that are logged.",
-        extra={"general": ("log", "level")},
-    ),
-]
-LogJson = Annotated[
-    bool,
-    Meta(
-        description="Log one JSON object a line instead of text for people.",
-        extra={"general": ("log", "json")},
-    ),
-]
-SecretFile = Annotated[
-    str,
-    Meta(
-        description="File with the secret shared by all programs of a pool; readable by its "
-        "owner only. Empty: none, which is accepted on loopback only.",
-        extra={"general": ("", "secret_file")},
-    ),
-]
-Insecure = Annotated[
-    bool,
-    Meta(description="Accept connections from other machines without any secret."),
-]
-Strict = Annotated[
-    bool,
-    Meta(
-        description="Refuse unknown variables in the environment instead of warning of them.",
-        extra={"general": ("", "strict")},
-    ),
-]
-Overcommit = Annotated[
-    bool,
-    Meta(
-        description="Lend memory even if there is less than that, by the machine, its control "
-        "groups or a tmpfs."
-    ),
-]
-PortFile = Annotated[
-    str,
-    Meta(description="Write the port in use to this file once ready. Empty: do not."),
-]
 
 
 class MasterConfig(Settings, frozen=True, kw_only=True):
@@ -350,8 +317,13 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
     table: ClassVar[str] = "worker"
 
     master: Annotated[
-        str, Meta(description="Address of the master; several, separated by commas: any may lead.")
+        str,
+        Meta(
+            description="Address of the master; several, separated by commas: any may lead; or "
+            "the URL of a store, such as mooncake+etcd://host:port/pool."
+        ),
     ] = "127.0.0.1:50051"
+    etcd_file: EtcdFile = ""
     name: Annotated[
         str,
         Meta(
@@ -435,7 +407,7 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
         Raises:
             Contradiction: the first such setting.
         """
-        check_address(self.table, "master", self.master, split_addresses)
+        check_address(self.table, "master", self.master, split_masters)
         if not self.files:
             check_list(self.table, "segments", self.segments_bytes, distinct=False)
         for name, items in (("files", self.files), ("rails", self.rails)):
@@ -460,17 +432,19 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
 
     table: ClassVar[str] = "client"
     profiled: ClassVar[bool] = True
-    options: ClassVar[frozenset[str] | None] = frozenset({"url", "secret_file"})
+    options: ClassVar[frozenset[str] | None] = frozenset({"url", "secret_file", "etcd_file"})
 
     url: Annotated[
         str,
         Meta(
             description="The store: mooncake://host:port/namespace; several host:port, separated "
-            "by commas, where any of these masters may lead.",
+            "by commas, where any of these masters may lead; mooncake+etcd://host:port/pool/"
+            "namespace, where an etcd knows them.",
             extra={"general": ("", "url")},
         ),
     ] = "mooncake://127.0.0.1:50051/default"
     secret_file: SecretFile = ""
+    etcd_file: EtcdFile = ""
     connect_timeout_s: Annotated[
         DurationS,
         Meta(description="Longest wait for a connection."),
@@ -546,7 +520,12 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
         check_order(self, "connect_timeout", "deadline", "", strict=False)
 
 
-PROGRAMS: tuple[type[Settings], ...] = (MasterConfig, WorkerConfig, ClientConfig)
+PROGRAMS: tuple[type[Settings], ...] = (
+    MasterConfig,
+    MemberConfig,
+    WorkerConfig,
+    ClientConfig,
+)
 """All programs whose tables may stand in one file and whose variables share one environment."""
 
 

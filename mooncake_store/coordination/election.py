@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mooncake_store.coordination.base import Coordinator, Entry
     from mooncake_store.coordination.leases import Lease
 
-__all__ = ["Leader", "Leadership", "campaign", "leader", "leaders"]
+__all__ = ["PREFIX", "Leader", "Leadership", "campaign", "leader", "leaders"]
 
 log = logging.getLogger(__name__)
 

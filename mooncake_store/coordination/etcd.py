@@ -41,11 +41,12 @@ from transfer_engine.errors import LeaseExpiredError, UnavailableError
 from transfer_engine.lasting import Setbacks
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import AsyncGenerator, Sequence
 
+    from mooncake_store.coordination.access import Access
     from mooncake_store.coordination.base import Delete, Seen
-    from mooncake_store.coordination.gateway import Answer, Event, Header, Member, Pair
+    from mooncake_store.coordination.calls import Answer, Event, Header, Pair
+    from transfer_engine.rpc.address import Address
 
 __all__ = ["EtcdCoordinator"]
 
@@ -67,14 +68,12 @@ class EtcdCoordinator(Coordinator):
         namespace: str,
         *,
         timeout_s: float = TIMEOUT_S,
-        user: str = "",
-        password: str = "",
-        tls: ssl.SSLContext | None = None,
+        access: Access | None = None,
     ) -> None:
         super().__init__(None, timeout_s)
         self._prefix = checked_namespace(namespace).encode()
-        self._gateway = Gateway(members, timeout_s, user=user, password=password, tls=tls)
-        self._terms: dict[Member, int] = {}
+        self._gateway = Gateway(members, timeout_s, access)
+        self._terms: dict[Address, int] = {}
         """The term that a member said last, by a read."""
 
     async def get(self, key: str, *, timeout_s: float | None = None) -> Entry | None:
@@ -134,7 +133,7 @@ class EtcdCoordinator(Coordinator):
                 await asyncio.sleep(setbacks.failed(error))
 
     async def _watch_at(
-        self, member: Member, prefix: str, revision: int
+        self, member: Address, prefix: str, revision: int
     ) -> AsyncGenerator[tuple[Change, ...], None]:
         request = {"create_request": {**self._range(prefix), "start_revision": revision}}
         await self._check_follows(member, revision)
@@ -147,7 +146,7 @@ class EtcdCoordinator(Coordinator):
                     revision = when + 1
                     yield tuple(map(self._seen, events))
 
-    async def _check_follows(self, member: Member, revision: int) -> None:
+    async def _check_follows(self, member: Address, revision: int) -> None:
         """Raise unless a member follows the others, and knows what came before a revision."""
         header = await self._header(member)
         if header.revision < revision - 1:
@@ -158,7 +157,7 @@ class EtcdCoordinator(Coordinator):
                 peer=str(member),
             )
 
-    async def _header(self, member: Member, timeout_s: float | None = None) -> Header:
+    async def _header(self, member: Address, timeout_s: float | None = None) -> Header:
         request = {"key": self._prefix, "count_only": True}
         read = await self._gateway.ask(
             "check a member", "kv/range", request, member=member, timeout_s=timeout_s
@@ -176,7 +175,7 @@ class EtcdCoordinator(Coordinator):
     async def renew(self, lease: int, timeout_s: float) -> bool:
         """Let a lease last for its whole length from now on; False where there is none."""
 
-        async def renew_at(member: Member, until: float) -> bool:
+        async def renew_at(member: Address, until: float) -> bool:
             for _ in range(TERM_ROUNDS):
                 kept = await self._gateway.ask(
                     "renew a lease",
@@ -226,7 +225,7 @@ class EtcdCoordinator(Coordinator):
         return Entry(key, pair.value, pair.mod_revision, pair.create_revision, pair.lease)
 
 
-def _cancelled(answer: Answer, member: Member) -> UnavailableError:
+def _cancelled(answer: Answer, member: Address) -> UnavailableError:
     if answer.compact_revision:
         return CompactedError(
             f"the etcd has compacted what came before {answer.compact_revision}",

@@ -30,9 +30,8 @@ class SegmentFact(msgspec.Struct, frozen=True, array_like=True, tag="segment"):
     tier: int = 0
     unsure_s: int = 0
     """What was put up to then, in seconds of the shard's clock, may be something else by now."""
-    part_base: int = 0
-    part_nbytes: int = 0
-    """Of `nbytes`, the part in which this shard gives out space; 0 for all."""
+    part: tuple[tuple[int, int], ...] = ()
+    """The runs, from where to where, in which this shard gives out space; empty for all of it."""
 
 
 class ForgottenFact(msgspec.Struct, frozen=True, array_like=True, tag="forgotten"):

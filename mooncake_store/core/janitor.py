@@ -132,7 +132,7 @@ class Janitor:
 
     def end_segment(self, segment: Segment) -> None:
         """Hide a segment's replicas at once; the sweep forgets them."""
-        if segment.nbytes != segment.reach:
+        if segment.part:
             self._state.space.part_from(segment, self._state.now)
         self._state.space.set_state(segment, SegmentState.GONE)
         segment.gone_at = NEVER

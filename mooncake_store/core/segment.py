@@ -24,7 +24,7 @@ class Segment:
     """One mounted segment (this shard's slice of it).
 
     Since a shard was split its slice is divided among several: objects may lie anywhere in `reach`,
-    and space is given out of `nbytes` from `base` on.
+    and space is given out of the runs of `part` alone, `nbytes` in all.
     """
 
     index: int
@@ -49,13 +49,18 @@ class Segment:
     unsure_s: int = 0
     """Of what was put up to then, in seconds, another may have taken the place."""
     quarantined: int = 0
-    base: int = 0
+    part: tuple[tuple[int, int], ...] = ()
     reach: int = 0
     guests: int = 0
     """Bytes here of objects that other shards have."""
 
     def __post_init__(self) -> None:
         self.reach = self.reach or self.nbytes
+
+    @property
+    def longest(self) -> int:
+        """The size of the largest object that could ever lie here."""
+        return max(end - start for start, end in self.part) if self.part else self.nbytes
 
     @property
     def life(self) -> SegmentState:
@@ -90,6 +95,5 @@ class Segment:
             int(self.returns_as),
             int(self.tier),
             self.unsure_s,
-            self.base,
-            0 if self.nbytes == self.reach else self.nbytes,
+            self.part,
         )

@@ -304,8 +304,10 @@ class Shard(ShardState):
         if segment is None or segment.owner != client or segment.state == SegmentState.GONE:
             return np.ones(len(offsets), np.bool_)
         self.space.return_freed()
-        here = (offsets >= segment.base) & (offsets < segment.base + segment.nbytes)
-        return ~here | segment.allocator.holds(offsets)
+        there = segment.allocator.holds(offsets)
+        if isinstance(segment.allocator, Share):
+            there |= ~segment.allocator.own(offsets)
+        return there
 
     def guests(self) -> NDArray[np.int64]:
         """Return what other shards have where this one gives out space: see `Space.guests`."""

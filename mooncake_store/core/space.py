@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from alloc.base import Allocator
     from mooncake_store.core.context import Context
     from mooncake_store.core.journal import Journal
 
@@ -119,24 +120,27 @@ class Space:
         owner: int,
         number: int | None = None,
         tier: Tier = Tier.MEMORY,
-        part: tuple[int, int] | None = None,
+        part: tuple[tuple[int, int], ...] = (),
     ) -> Segment | None:
         """Add a segment; None when no number is left, or `number` is not free.
 
-        `part` is where in it space may be given out: from where on, and how many bytes.
+        `part` is where in it space may be given out, in runs; everywhere if that is empty.
         """
         self.return_freed()
         free = np.flatnonzero(~np.isin(np.arange(len(self.alive)), list(self._segments)))
         if len(free) == 0 or (number is not None and number not in free):
             return None
         index = int(free[0]) if number is None else number
-        base, own = part or (0, nbytes)
-        allocator = create_allocator(self._config.allocator, own)
-        if part is not None:
-            allocator = Share(allocator, base, nbytes)
+        own, kind = nbytes, self._config.allocator
+        if part:
+            own = sum(end - start for start, end in part)
+            runs = [(create_allocator(kind, end - start), start) for start, end in part]
+            allocator: Allocator = Share(runs, nbytes)
+        else:
+            allocator = create_allocator(kind, nbytes)
         full_at = int(self._config.high_watermark * own)
         segment = Segment(index, uuid, name, host, own, owner, allocator, full_at, tier)
-        segment.base, segment.reach = base, nbytes
+        segment.part, segment.reach = part, nbytes
         segment.usable_from = self._busy_until(uuid)
         self._readers.pop(index, None)
         self._segments[index] = segment
@@ -154,8 +158,7 @@ class Space:
     def restore(self, fact: SegmentFact, horizon: int) -> None:
         """Mount a segment as it was; leases on it may run until `horizon`."""
         given = fact.uuid, fact.name, fact.nbytes, fact.host, fact.owner, fact.index
-        part = (fact.part_base, fact.part_nbytes) if fact.part_nbytes else None
-        segment = self.mount(0, *given, Tier(fact.tier), part)
+        segment = self.mount(0, *given, Tier(fact.tier), fact.part)
         if segment is not None:
             segment.usable_from, segment.gone_at = fact.usable_from, fact.gone_at
             segment.busy_until = fact.busy_until

@@ -107,7 +107,7 @@ def spread(
 
 def nth_largest(segments: list[Segment], nth: int) -> int:
     """Return the size of the nth largest of some segments, 0 if there are fewer."""
-    sizes = heapq.nlargest(nth, (segment.nbytes for segment in segments))
+    sizes = heapq.nlargest(nth, (segment.longest for segment in segments))
     return sizes[-1] if len(sizes) == nth else 0
 
 

@@ -70,6 +70,8 @@ def cheapest(
     may_leave = np.concatenate([may_leave, np.zeros(len(resting), np.bool_)])
     found = []
     for segment in segments:
+        if segment.part:
+            continue  # its runs are short, and what others have there does not leave for this one
         mine = np.flatnonzero(index == segment.index)
         mine = mine[np.argsort(offset[mine])]
         columns = row[mine], offset[mine], nbytes[mine], may_leave[mine]
@@ -88,17 +90,15 @@ def _best(
     may_leave: NDArray[np.bool_],
 ) -> Window | None:
     """The window of `size` bytes on one segment, whose extents come in order of their offsets."""
-    granule, last = segment.allocator.granule, segment.base + segment.nbytes
-    here = (offset >= segment.base) & (offset < last)
-    row, offset, nbytes, may_leave = row[here], offset[here], nbytes[here], may_leave[here]
-    end = segment.base - (-(offset + nbytes - segment.base) // granule) * granule
-    # A window begins where space may be given out, or something ends.
-    starts = np.append(segment.base, end)
+    granule = segment.allocator.granule
+    end = -(-(offset + nbytes) // granule) * granule
+    # A window begins where the segment does, or something ends.
+    starts = np.append(0, end)
     first = np.searchsorted(end, starts, side="right")
     behind = np.searchsorted(offset, starts + size, side="left")
     # The next thing behind a start that must stay, or else the end of the segment.
-    barrier = np.where(may_leave, last, offset)
-    limit = np.minimum.accumulate(np.append(barrier, last)[::-1])[::-1][first]
+    barrier = np.where(may_leave, segment.nbytes, offset)
+    limit = np.minimum.accumulate(np.append(barrier, segment.nbytes)[::-1])[::-1][first]
     fits = starts + size <= limit
     if not fits.any():
         return None

@@ -5,6 +5,8 @@ A path is the name of an object: no leading or trailing slash, single slashes be
 name that ends with a slash marks a directory that may be empty; only the mount makes such marks.
 Names are UTF-8; other bytes travel as surrogate escapes, as everywhere in Python.
 
+A URL of fsspec is that of a store, with the path behind its namespace.
+
 Names that begin with NUL belong to this package (`parts.py`) and are in no listing. "." and ".."
 are refused: the store has no use for them, and a download that followed them would write outside
 of its target.
@@ -12,23 +14,20 @@ of its target.
 
 from __future__ import annotations
 
-from mooncake_store.endpoint import split_url
+from mooncake_store.endpoint import ETCD_SCHEME, is_local, split_url
 from mooncake_store.errors import InvalidArgumentError
 from mooncake_store.ids import KEY_BYTES_MAX
 
 __all__ = ["HIDDEN", "PROTOCOL", "clean", "key_of", "name_of", "options_of", "prefix_of"]
 
-PROTOCOL = "mooncake"
+PROTOCOL = ("mooncake", "mooncake+etcd")
 HIDDEN = "\0"
-_SCHEME = PROTOCOL + "://"
+_SCHEME = "mooncake://"
 
 
 def clean(path: str) -> str:
     """The canonical form of a path or URL; raises ValueError for what can be no name."""
-    if path.startswith(_SCHEME):
-        authority, _, path = path[len(_SCHEME) :].partition("/")
-        if authority:  # then the namespace comes before the path
-            path = path.partition("/")[2]
+    path = _split(path)[1]
     parts = [part for part in path.split("/") if part]
     for part in parts:
         if part in (".", ".."):
@@ -43,16 +42,28 @@ def clean(path: str) -> str:
 
 def options_of(url: str) -> dict[str, str]:
     """Storage options in a URL; a bare path and "mooncake:///path" have none."""
-    if not url.startswith(_SCHEME):
+    root = _split(url)[0]
+    if not root:
         return {}
-    authority, _, rest = url[len(_SCHEME) :].partition("/")
-    if not authority:
-        return {}
-    namespace = rest.partition("/")[0] or "default"
-    root = f"{_SCHEME}{authority}/{namespace}"
-    if authority != "local":
+    if not is_local(root):
         split_url(root)  # a wrong address is named here rather than at the first read
     return {"url": root}
+
+
+def _split(url: str) -> tuple[str, str]:
+    """Return the URL of a store and the path in it; "" and the path where it names no store."""
+    scheme = next((each for each in (_SCHEME, ETCD_SCHEME) if url.startswith(each)), None)
+    if scheme is None:
+        return "", url
+    authority, _, path = url[len(scheme) :].partition("/")
+    if not authority:
+        return "", path
+    # The namespace comes before the path, and the pool before that where an etcd is asked.
+    parts = []
+    for _ in range(1 if scheme == _SCHEME else 2):
+        part, _, path = path.partition("/")
+        parts.append(part or "default")
+    return f"{scheme}{authority}/{'/'.join(parts)}", path
 
 
 def key_of(path: str) -> bytes:

@@ -218,8 +218,7 @@ def _segment(fact: SegmentFact) -> SegmentEntry:
         fact.busy_until,
         fact.tier,
         fact.unsure_s,
-        fact.part_base,
-        fact.part_nbytes,
+        fact.part,
     )
 
 

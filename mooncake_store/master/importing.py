@@ -354,8 +354,7 @@ def _segment_fact(entry: SegmentEntry, shift: _Shift) -> SegmentFact:
         int(_state(entry.returns_as)),
         int(Tier(entry.tier)),
         shift.date(entry.unsure_s),
-        entry.part_base,
-        entry.part_nbytes,
+        entry.part,
     )
 
 

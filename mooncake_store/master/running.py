@@ -65,7 +65,7 @@ async def serve_master(
     secret: bytes | None,
     on_ready: Callable[[dict[str, Any]], object],
     parent: Parent | None,
-    shards: Collection[int] | None,
+    shards: Collection[int] | None = None,
 ) -> None:
     """Serve until a signal, or until the parent is gone; raises what broke a shard."""
     await lead(config, secret, on_ready, stop_of(parent), shards=shards)

@@ -4,9 +4,9 @@
 
 Keys belong to shards by runs of slots, so each shard becomes as many, every one with a run of its
 slots. Objects stay where they are: only rows go. Of every slice in which a shard had space each of
-its successors gives out a part, and knows what the others have there as guests (`guests`); of its
-own objects it also knows those that lie elsewhere (`alloc.Share`). Puts that were under way end;
-what they may still write to waits, as after a put that nobody completes.
+its successors gives out some runs, and knows what the others have there as guests; of its own
+objects it also knows those that lie elsewhere (`alloc.Share`). Puts that were under way end; what
+they may still write to waits, as after a put that nobody completes.
 
 Everything is made beside the state, and one rename decides: up to there nothing has changed, and
 from there on a master that starts finishes it (`finish_split`). O(bytes of the journals), in the
@@ -73,6 +73,10 @@ __all__ = ["SHARDS_MAX", "Split", "finish_split", "split_state"]
 SHARDS_MAX = 1024
 UNFINISHED, READY = "split.unfinished", "split.ready"
 """Where it is made, and what that is called once it counts."""
+RUNS = 8
+"""Into so many runs a slice is cut that is divided first, and each of these among the shards. What
+is used lies mostly at its beginning, and everybody is to have a part of that and of what is free.
+No object is longer than a piece of a run from then on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,12 @@ def _remove(place: Path) -> None:
         if (place / name).is_dir():
             remove_rings(place / name)
     shutil.rmtree(place)
+
+
+def _cut_up(start: int, end: int, count: int) -> list[tuple[int, int]]:
+    """Cut a range into pieces that lie one behind the other, as slices are."""
+    slices = [slice_of(end - start, at, count) for at in range(count)]
+    return [(start + base, start + base + nbytes) for base, nbytes in slices]
 
 
 class _Splitting:
@@ -262,35 +272,42 @@ class _Parts:
             yield from cells_of(objects, first)
             first += len(objects.sizes)
 
-    def _part(self, index: int, at: int) -> tuple[int, int]:
-        """Where one of them gives out space of a segment: from where on, and how much."""
+    def _part(self, index: int, at: int) -> tuple[tuple[int, int], ...]:
+        """The runs in which one of them gives out space of a segment."""
         segment = self._segments[index]
-        base, nbytes = slice_of(segment.nbytes, at, self._factor)
-        if not nbytes:
-            raise InvalidArgumentError(
-                f"the {segment.nbytes} bytes of segment {segment.name} cannot be divided among "
-                f"{self._factor} shards",
-                advice="let its worker lend more, or split into fewer",
-            )
-        return segment.base + base, nbytes
+        runs = segment.part or tuple(_cut_up(0, segment.nbytes, RUNS))
+        part = []
+        for number, (start, end) in enumerate(runs):
+            pieces = _cut_up(start, end, self._factor)
+            begin, last = pieces[(at + number) % self._factor]
+            if last <= begin:
+                raise InvalidArgumentError(
+                    f"the {segment.nbytes} bytes of segment {segment.name} cannot be divided among "
+                    f"{self._factor} shards",
+                    advice="let its worker lend more, or split into fewer",
+                )
+            part.append((begin, last))
+        return tuple(part)
 
     def _fact(self, fact: Fact, at: int) -> Fact:
         if not isinstance(fact, SegmentFact):
             return fact
-        base, nbytes = self._part(fact.index, at)
-        return msgspec.structs.replace(fact, part_base=base, part_nbytes=nbytes)
+        return msgspec.structs.replace(fact, part=self._part(fact.index, at))
 
     def _cut(self, extents: NDArray[np.int64], at: int) -> NDArray[np.int64]:
         """Of extents, what lies where one of them gives out space."""
         out = []
         for index in np.unique(extents[:, 0]).tolist():
-            if index in self._segments:
-                base, nbytes = self._part(index, at)
-                mine = extents[extents[:, 0] == index].copy()
-                end = np.minimum(mine[:, 1] + mine[:, 2], base + nbytes)
-                mine[:, 1] = np.maximum(mine[:, 1], base)
-                mine[:, 2] = end - mine[:, 1]
-                out.append(mine[mine[:, 2] > 0])
+            if index not in self._segments:
+                continue
+            of_segment = extents[extents[:, 0] == index]
+            for begin, last in self._part(index, at):
+                start = np.maximum(of_segment[:, 1], begin)
+                end = np.minimum(of_segment[:, 1] + of_segment[:, 2], last)
+                here = end > start
+                mine = of_segment[here].copy()
+                mine[:, 1], mine[:, 2] = start[here], (end - start)[here]
+                out.append(mine)
         return np.concatenate([np.empty((0, extents.shape[1]), np.int64), *out])
 
     def _guests(self, at: int) -> NDArray[np.int64]:

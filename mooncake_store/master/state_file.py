@@ -114,9 +114,8 @@ class SegmentEntry(msgspec.Struct, frozen=True):
     """A core `Tier` number."""
     unsure_s: int = 0
     """What was put up to then, in seconds, may be something else by now; 0 for nothing."""
-    part_base: int = 0
-    part_nbytes: int = 0
-    """Since a shard was split: in which part of it space is given out; 0 for all."""
+    part: tuple[tuple[int, int], ...] = ()
+    """Since a shard was split: in which runs of it space is given out; empty for all of it."""
 
 
 class MemoryEntry(msgspec.Struct, frozen=True):

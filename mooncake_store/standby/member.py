@@ -1,6 +1,6 @@
 """A master or its standby, whichever an election says: the same program on two hosts or more.
 
-    await serve_member(config, ("10.0.0.9:2379",), "prod", secret, on_ready, stop)
+    await serve_member(config, MemberConfig(etcd="10.0.0.9:2379"), secret, on_ready, stop)
 
 One member leads for as long as its lease in etcd lasts, and answers no longer than that (`Fence`).
 The others follow it. When its lease is over they campaign, but only who may lead does: who led
@@ -12,6 +12,9 @@ leader, before it answers.
 A leader that is to go on without the standby that counted begins another era in etcd, on condition
 that it still leads. So either that standby may not lead any more, or it may and the leader does not
 go on; both cannot be, whichever of them is cut off from etcd, and whenever that happens.
+
+Each says in etcd where it is, for as long as it runs: so clients and workers that know the etcd
+know all members.
 
 Where nobody may lead nobody does: better no pool than one that has forgotten. That is so while the
 last leader and its standby are both away.
@@ -26,9 +29,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from mooncake_store.coordination.access import read_access
 from mooncake_store.coordination.base import FAULTS, Put
+from mooncake_store.coordination.directory import LEADER, MEMBERS, Place
 from mooncake_store.coordination.election import campaign, leaders
 from mooncake_store.coordination.etcd import EtcdCoordinator
+from mooncake_store.endpoint import split_etcd
 from mooncake_store.journal.origin import Origin
 from mooncake_store.master.kept_files import unusable, write_whole
 from mooncake_store.master.running import lead
@@ -39,35 +45,34 @@ from mooncake_store.standby.mirror import is_exact
 from mooncake_store.standby.service import Desk, Standby, number_of, state_path
 from mooncake_store.wire.cluster import CLUSTER
 from transfer_engine.errors import ConfigError, LeaseExpiredError, UnavailableError
+from transfer_engine.lasting import Setbacks
+from transfer_engine.rpc.address import Address, is_loopback
 from transfer_engine.rpc.server import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
+    from mooncake_store.config.member import MemberConfig
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.coordination.base import Coordinator
     from mooncake_store.coordination.election import Leader, Leadership
+    from mooncake_store.coordination.leases import Lease
 
 __all__ = ["serve_member"]
 
 log = logging.getLogger(__name__)
 
-LEADER, LED, DROPPED = "leader", "led", "dropped"
-"""Names in etcd: who leads now, who led last, and which standby was dropped last. The revision of
-that is the era: only what was said in it of a copy is worth anything."""
+LED, DROPPED = "led", "dropped"
+"""Names in etcd: who led last, and which standby was dropped last. The revision of that is the era:
+only what was said in it of a copy is worth anything."""
 FOLLOWED = "followed"
 """The file with the number of whom a member follows or followed."""
 LEASE_S = 3
+PRESENCE_S = 10
+"""For how long a member that was killed is still said to be there."""
 LOOK_S = 0.5
 FENCE_S = 0.05
 _WILDCARDS = ("0.0.0.0", "::", "")
-
-
-class _Place(msgspec.Struct, frozen=True):
-    """What a leader says of itself."""
-
-    address: str
-    number: int
 
 
 class _Office:
@@ -144,31 +149,64 @@ class _Member:
         self._on_ready = on_ready
         self._stop = stop
         self._path = state_path(config)
-        self._place = _Place(f"{config.host}:{config.port}", number_of(self._path))
+        self._place = Place(str(Address(config.host, config.port)), number_of(self._path))
         self._watch = _Watch(coordinator)
         self._states = StateLog(log)
+        self._ending = asyncio.ensure_future(self._end())
 
     async def run(self) -> None:
-        """Lead and follow until told to stop."""
-        watching = asyncio.ensure_future(self._watch.run())
-        stopping = asyncio.ensure_future(self._stop.wait())
+        """Lead and follow until told to stop. Raises what keeps it from both for good."""
         try:
-            await _first_of(asyncio.ensure_future(self._watch.known.wait()), stopping, watching)
-            while not self._stop.is_set():
+            await _first_of(asyncio.ensure_future(self._watch.known.wait()), self._ending)
+            while not self._ending.done():
                 seen = self._watch.latest
                 place = None if seen is None else _place_of(seen)
                 if place is not None and place.number != self._place.number:
-                    await self._follow(seen, place, stopping)
+                    await self._follow(seen, place)
                 elif await self._era_to_lead() is not None:
-                    await self._try_to_lead(seen, stopping)
+                    await self._try_to_lead(seen)
                 else:
                     waiting = asyncio.ensure_future(self._watch.other_than(seen))
-                    await _first_of(waiting, stopping, timeout_s=LOOK_S)
+                    await _first_of(waiting, self._ending, timeout_s=LOOK_S)
+            self._ending.result()
         finally:
-            for each in (watching, stopping):
-                each.cancel()
+            self._ending.cancel()
+            await asyncio.gather(self._ending, return_exceptions=True)
 
-    async def _follow(self, seen: Leader | None, place: _Place, stopping: Any) -> None:
+    async def _end(self) -> None:
+        """Return when told to stop; raise what watching, or saying where this is, fails with."""
+        works = [
+            asyncio.ensure_future(self._watch.run()),
+            asyncio.ensure_future(self._say_where()),
+        ]
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            await _first_of(stopping, *works)
+            for work in works:
+                if work.done():
+                    work.result()
+        finally:
+            for each in (stopping, *works):
+                each.cancel()
+            await asyncio.gather(stopping, *works, return_exceptions=True)
+
+    async def _say_where(self) -> None:
+        """Have in etcd where this member is, again whenever that is gone."""
+        setbacks = Setbacks("the presence of this member in etcd")
+        name, value = f"{MEMBERS}{self._place.number:016x}", msgspec.json.encode(self._place)
+        lease: Lease | None = None
+        while True:
+            try:
+                if lease is None or not lease.held():
+                    lease = await self._coordinator.lease(PRESENCE_S)
+                await self._coordinator.put(name, value, lease=lease.id)
+            except (*FAULTS, LeaseExpiredError) as error:
+                await asyncio.sleep(setbacks.failed(error))
+                continue
+            setbacks.worked()
+            await lease.ended()
+
+    async def _follow(self, seen: Leader | None, place: Place) -> None:
         """Be the standby of a leader for as long as it leads."""
         config = self._config
         standby = Standby(config, place.address, self._secret)
@@ -179,17 +217,17 @@ class _Member:
             await server.listen(config.host, config.port, insecure=config.insecure)
             self._states.change("this member", "follows")
             self._on_ready({"address": self._place.address, "leads": False, "of": place.address})
-            await _first_of(begun, other, stopping)
+            await _first_of(begun, other, self._ending)
             if begun.done():
                 begun.result()
-                await _first_of(other, stopping)
+                await _first_of(other, self._ending)
         finally:
             for each in (begun, other):
                 each.cancel()
             await server.stop(grace_s=0.5)
             await standby.close()
 
-    async def _begin(self, standby: Standby, place: _Place) -> None:
+    async def _begin(self, standby: Standby, place: Place) -> None:
         await standby.begin(self._place.address)
         # Before anything of it can be exact: whose copy this is.
         await asyncio.to_thread(self._note, place.number)
@@ -232,15 +270,15 @@ class _Member:
             for at in range(len(folders))
         )
 
-    async def _try_to_lead(self, seen: Leader | None, stopping: Any) -> None:
+    async def _try_to_lead(self, seen: Leader | None) -> None:
         """Campaign until this member has led, or another one leads."""
         value = msgspec.json.encode(self._place)
         trying = asyncio.ensure_future(campaign(self._coordinator, LEADER, value, ttl_s=LEASE_S))
         other = asyncio.ensure_future(self._watch.other_than(seen))
-        await _first_of(trying, other, stopping)
-        if not trying.done() and not self._stop.is_set():
+        await _first_of(trying, other, self._ending)
+        if not trying.done() and not self._ending.done():
             # It may be this very campaign that was won.
-            await _first_of(trying, stopping, timeout_s=LOOK_S)
+            await _first_of(trying, self._ending, timeout_s=LOOK_S)
         other.cancel()
         if not trying.done():
             trying.cancel()
@@ -295,14 +333,20 @@ class _Member:
 
     async def _notice_the_end(self, leadership: Leadership, over: asyncio.Event) -> None:
         ended = asyncio.ensure_future(leadership.ended())
-        await _first_of(ended, asyncio.ensure_future(self._stop.wait()))
+        await _first_of(ended, self._ending)
         if ended.done():
             log.warning("this member leads no more")
         over.set()
 
 
-def _place_of(seen: Leader) -> _Place:
-    return msgspec.json.decode(seen.value, type=_Place)
+def _place_of(seen: Leader) -> Place:
+    try:
+        return msgspec.json.decode(seen.value, type=Place)
+    except msgspec.MsgspecError:
+        raise ConfigError(
+            "who leads under this name in the etcd is no member of a pool",
+            advice="name the pool otherwise with --name",
+        ) from None
 
 
 async def _era(coordinator: Coordinator) -> int:
@@ -316,23 +360,26 @@ async def _first_of(*ends: asyncio.Future[Any], timeout_s: float | None = None) 
 
 async def serve_member(
     config: MasterConfig,
-    etcd: Sequence[str],
-    name: str,
+    member: MemberConfig,
     secret: bytes | None,
     on_ready: Callable[[dict[str, Any]], object],
     stop: asyncio.Event,
-    *,
-    grace_s: float,
 ) -> None:
-    """Be a member of the pool that is called so in an etcd, until told to stop.
+    """Be a member of the pool that has this name in an etcd, until told to stop.
 
-    As its leader it goes on without a standby that is silent for `grace_s`, 0 for never.
-    Raises ConfigError for settings that a member cannot have.
+    As its leader it goes on without a standby that is silent for its grace. Raises ConfigError for
+    settings that a member cannot have, AuthError where the etcd lets it not do what it must.
     """
     if config.host in _WILDCARDS or not config.port:
         raise ConfigError(
             f"{config.host}:{config.port} is no address that the other members can be told",
             advice="name with --host and --port where this one is reached",
+        )
+    etcd = [Address(*place) for place in split_etcd(member.etcd)]
+    if is_loopback(config.host) and not all(is_loopback(each.host) for each in etcd):
+        raise ConfigError(
+            f"others would be told {config.host}:{config.port}, where each of them is itself",
+            advice="name with --host an address of this machine that they reach",
         )
     if config.journal not in ("written", "replicated"):
         raise ConfigError(
@@ -340,5 +387,7 @@ async def serve_member(
             advice="leave that out",
         )
     config = msgspec.structs.replace(config, journal="replicated")
-    async with EtcdCoordinator(etcd, name) as coordinator:
+    places, access = [*map(str, etcd)], read_access(member.etcd_file)
+    async with EtcdCoordinator(places, member.name, access=access) as coordinator:
+        grace_s = member.standby_grace_s
         await _Member(config, coordinator, secret, on_ready, stop, grace_s).run()

@@ -1,8 +1,9 @@
 """A worker's connection to the master: to whichever leads, of those that are named.
 
 The map of the cluster is asked of one after the other until one answers (`masters`), and all else
-of the one that did: whoever mounts asks for the map first, and again when anything fails. One call
-at a time; every wait has a deadline, `CALL_S` unless it is given.
+of the one that did: whoever mounts asks for the map first, and again when anything fails. An etcd
+that knows them is asked as `masters` says. One call at a time; every wait has a deadline, `CALL_S`
+unless it is given.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.endpoint import split_addresses
+from mooncake_store.coordination.exchange import followed
+from mooncake_store.endpoint import split_masters
 from mooncake_store.masters import Masters
 from mooncake_store.wire import cluster as wire
 from transfer_engine.errors import ConfigError, StoreError
@@ -30,8 +32,8 @@ CALL_S = 5.0
 class MasterLink:
     """Asks the cluster service of the masters that a text names; used by any thread."""
 
-    def __init__(self, named: str, secret: bytes | None) -> None:
-        self.masters = Masters(split_addresses(named))
+    def __init__(self, named: str, secret: bytes | None, etcd_file: str = "") -> None:
+        self.masters = Masters(split_masters(named), etcd_file)
         self._secret = secret
         self._lock = threading.Lock()
         self._connection: BlockingConnection | None = None
@@ -73,14 +75,9 @@ class MasterLink:
 
     def _search(self, request: wire.MapRequest, timeout_s: float) -> wire.ClusterMap:
         search: Search[wire.ClusterMap] = self.masters.search(time.monotonic() + timeout_s)
-        attempt = next(search)
-        while True:
-            try:
-                attempt = search.send(self._ask_map(request, *attempt))
-            except StopIteration as end:
-                found: wire.ClusterMap = end.value
-                self._cluster = found.cluster
-                return found
+        found = followed(search, lambda attempt: self._ask_map(request, *attempt))
+        self._cluster = found.cluster
+        return found
 
     def _ask_map(
         self, request: wire.MapRequest, place: Address, timeout_s: float

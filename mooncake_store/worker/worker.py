@@ -45,7 +45,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.endpoint import host_name, split_addresses, split_rail
+from mooncake_store.endpoint import Etcd, host_name, split_masters, split_rail
 from mooncake_store.program.children import START_S
 from mooncake_store.program.logs import StateLog
 from mooncake_store.program.orderly_exit import end_at_exit, ended
@@ -126,7 +126,7 @@ class Worker:
         self._disowned = 0  # the run in which the memory was mounted that this was made instead of
         self._mounted = 0  # the epoch of the master at which all is mounted
         self._map: wire.ClusterMap | None = None
-        self._link = MasterLink(config.master, secret)
+        self._link = MasterLink(config.master, secret, config.etcd_file)
         self._copier: Copier | None = None
         self._haulers: tuple[Hauler, ...] = ()
         # While mounted: who hauls, and for whom.
@@ -530,9 +530,9 @@ class Worker:
 
 
 def _towards(master: str) -> str:
-    """Return the address of this machine on the way to the master; sends nothing."""
-    failure = OSError("nothing was tried")
-    for host, port in split_addresses(master):
+    """Return the address of this machine on the way to the master, or its etcd; sends nothing."""
+    failure, where = OSError("nothing was tried"), split_masters(master)
+    for host, port in where.members if isinstance(where, Etcd) else where:
         try:
             family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
             with contextlib.closing(socket.socket(family, kind)) as probe:

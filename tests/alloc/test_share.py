@@ -8,26 +8,32 @@ from alloc import CompositeAllocator, Share
 from alloc.testing import AllocatorContract, ints
 
 PART = 1 << 20
+RUNS = 4
 
 
 class TestShare(AllocatorContract):
     """With nothing elsewhere it is the allocator inside."""
 
     def make(self, capacity, alignment=1):
-        return Share(CompositeAllocator(capacity, alignment), 0, capacity)
+        return Share([(CompositeAllocator(capacity, alignment), 0)], capacity)
 
 
 def divided(count, table):
     """The shares of a segment after its objects were dealt out, with guests; and who has which."""
-    shares = [Share(CompositeAllocator(PART), at * PART, count * PART) for at in range(count)]
+    run = PART // RUNS
+    begins = [[(r * count + at) * run for r in range(RUNS)] for at in range(count)]
+    shares = [
+        Share([(CompositeAllocator(run), begin) for begin in begins[at]], count * PART)
+        for at in range(count)
+    ]
     owners = {offset: index % count for index, (offset, _) in enumerate(table)}
     for at, share in enumerate(shares):
         mine = [(o, s) for o, s in table if owners[o] == at]
-        begin, end = at * PART, (at + 1) * PART
         guests = [
-            (max(o, begin), min(o + s, end) - max(o, begin))
+            (max(o, begin), min(o + s, begin + run) - max(o, begin))
             for o, s in table
-            if o < end and o + s > begin and owners[o] != at
+            for begin in begins[at]
+            if o < begin + run and o + s > begin and owners[o] != at
         ]
         every = mine + guests
         assert share.reserve(ints(*(o for o, _ in every)), ints(*(s for _, s in every))).all()
@@ -61,7 +67,7 @@ def test_nothing_is_given_out_that_anybody_has(sizes, gone):
     for at, share in enumerate(shares):
         for offset in share.allocate(np.full(200, 4096)).tolist():
             if offset >= 0:
-                assert at * PART <= offset <= (at + 1) * PART - 4096
+                assert share.own(ints(offset, offset + 4095)).all()
                 own = [
                     (b, e) for b, e in taken if owners[b] == at and table.index((b, e - b)) in gone
                 ]
@@ -71,7 +77,7 @@ def test_nothing_is_given_out_that_anybody_has(sizes, gone):
 
 def test_who_owns_the_part_hears_what_is_there_of_another():
     table = [(PART - 100, 200), (PART + 4096, 64), (PART + 8192, 64)]
-    share = Share(CompositeAllocator(PART), 0, 2 * PART)
+    share = Share([(CompositeAllocator(PART), 0)], 2 * PART)
     assert share.reserve(ints(*(o for o, _ in table)), ints(*(s for _, s in table))).all()
     assert share.elsewhere == 3
     places = ints(PART - 101, PART - 100, PART, PART + 99, PART + 100, PART + 4100, PART + 8192)
@@ -88,7 +94,7 @@ def test_who_owns_the_part_hears_what_is_there_of_another():
 
 
 def test_of_an_object_across_the_end_the_piece_that_is_here_is_taken_and_comes_back():
-    share = Share(CompositeAllocator(PART), 0, 2 * PART)
+    share = Share([(CompositeAllocator(PART), 0)], 2 * PART)
     assert share.reserve(ints(PART - 64, PART), ints(128, 64)).tolist() == [True, False]
     assert share.stats().allocations == 1
     assert share.stats().allocated_bytes == 64

@@ -9,6 +9,7 @@ import pytest
 from mooncake_store import LocalCluster
 from mooncake_store.cli.main import main
 from mooncake_store.config.settings import PROGRAMS, MasterConfig, WorkerConfig, load, settings_of
+from mooncake_store.endpoint import split_masters
 from tests.cli.test_cli import LEAVES
 
 COMMANDS = {" ".join(path): command for path, command in LEAVES}
@@ -111,7 +112,10 @@ def test_lists_take_an_option_for_each_item_or_commas(started):
 def test_a_worker_is_told_several_masters_as_addresses_or_a_url(started, monkeypatch, capsys):
     masters = "10.0.0.5:50051,[::1]:7"
     assert started("worker", "--master", masters).master == masters
-    assert started("worker", "--url", "mooncake://10.0.0.5,[::1]:7/ns").master == masters
+    named = started("worker", "--url", "mooncake://10.0.0.5,[::1]:7/ns").master
+    assert split_masters(named) == split_masters(masters)
+    named = started("worker", "--url", "mooncake+etcd://10.0.0.9/prod").master
+    assert split_masters(named) == ((("10.0.0.9", 2379),), "prod")
     monkeypatch.setenv("MOONCAKE_WORKER_MASTER", masters)
     assert started("worker").master == masters
     started("worker", "--master", "10.0.0.5:1,10.0.0.5:1", code=3)

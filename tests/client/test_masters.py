@@ -1,13 +1,19 @@
 """Which masters are asked who leads, for how long each, and what is said when none does."""
 
+import json
+from base64 import b64encode
 from types import SimpleNamespace
 
 import pytest
 
 from mooncake_store import masters as module
+from mooncake_store.coordination import directory
+from mooncake_store.coordination.exchange import Exchange
+from mooncake_store.endpoint import split_masters
 from mooncake_store.errors import (
     AuthError,
     PeerLostError,
+    StoreError,
     TransferTimeoutError,
     UnavailableError,
 )
@@ -21,7 +27,8 @@ LIMIT_S = 8.0
 def clock(monkeypatch):
     """A clock that stands still unless it is set."""
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    for each in (module, directory):
+        monkeypatch.setattr(each, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 
@@ -127,3 +134,175 @@ def test_what_all_of_them_say_is_what_it_is(clock):
         ask(of(2), clock, {"h0": wrong, "h1": wrong})
     lost = PeerLostError("the connection was lost", operation="map"), 0.0
     assert type(ask(of(2), clock, {"h0": lost, "h1": lost})[1]) is UnavailableError
+
+
+class Etcd:
+    """What an etcd says of the pool, and how often it was asked; it may be away, or slow."""
+
+    def __init__(self, *members, leader=None):
+        self.members, self.leader, self.asked = members, leader, 0
+        self.fails = None
+        self.takes_s = 0.0
+
+    def answer(self, asked):
+        self.asked += 1
+        if self.fails is not None:
+            return asked.call.fault(self.fails)
+        values = {f"members/{at}": host for at, host in enumerate(self.members)}
+        if self.leader is not None:
+            values["leaders/leader"] = self.leader
+        pairs = [
+            {"key": based(f"mooncake/prod/{name}"), "value": based(place_of(host))}
+            for name, host in values.items()
+        ]
+        return b"HTTP/1.0 200 OK\r\n\r\n" + json.dumps({"header": {}, "kvs": pairs}).encode()
+
+
+def based(text):
+    return b64encode(text.encode()).decode()
+
+
+def place_of(host):
+    return json.dumps({"address": f"{host}:1", "number": 1})
+
+
+def by_etcd():
+    return Masters(split_masters("mooncake+etcd://e:2379/prod"))
+
+
+def search(masters, clock, answers, etcd):
+    """As `ask`, with an etcd; of attempts only the hosts."""
+    attempts = []
+
+    def carried_out(step):
+        if isinstance(step, Exchange):
+            attempts.append("etcd")
+            clock.now += min(etcd.takes_s, step.timeout_s)
+            if etcd.takes_s > step.timeout_s:
+                return step.call.fault(TimeoutError())
+            return etcd.answer(step)
+        attempts.append(step.place.host)
+        answer, takes_s = answers[step.place.host]
+        clock.now += min(takes_s, step.timeout_s)
+        return answer if takes_s <= step.timeout_s else TransferTimeoutError("no reply")
+
+    steps = masters.search(clock.now + LIMIT_S)
+    try:
+        step = next(steps)
+        while True:
+            step = steps.send(carried_out(step))
+    except StopIteration as end:
+        return attempts, end.value
+    except StoreError as error:
+        return attempts, error
+
+
+LEADS = "map", 0.1
+
+
+def test_an_etcd_is_asked_once_and_who_leads_is_asked_first(clock):
+    masters, etcd = by_etcd(), Etcd("h0", "h1", leader="h1")
+    assert masters.several
+    assert str(masters) == "mooncake+etcd://e:2379/prod"
+    assert search(masters, clock, {"h1": LEADS}, etcd) == (["etcd", "h1"], "map")
+    assert masters.leader == Address("h1", 1)
+    clock.now += 1000
+    assert search(masters, clock, {"h1": LEADS}, etcd) == (["h1"], "map")
+    assert search(masters, clock, {"h1": REFUSES, "h0": LEADS}, etcd) == (["h1", "h0"], "map")
+
+
+def test_members_that_were_replaced_are_found_when_none_that_is_known_leads(clock):
+    masters = by_etcd()
+    search(masters, clock, {"h0": LEADS}, Etcd("h0", "h1", leader="h0"))
+    clock.now += 1000
+    others = Etcd("h2", "h3", leader="h3")
+    gone = {"h0": NEVER, "h1": REFUSES, "h3": LEADS}
+    began = clock.now
+    attempts, answer = search(masters, clock, gone, others)
+    assert (attempts, answer) == (["h0", "h1", "etcd", "h3"], "map")
+    assert clock.now - began < LIMIT_S / 2
+    assert [place.host for place in masters.named] == ["h3", "h2"]
+
+
+def test_who_knows_masters_goes_on_without_the_etcd(clock):
+    masters, etcd = by_etcd(), Etcd("h0", "h1", leader="h0")
+    search(masters, clock, {"h0": LEADS}, etcd)
+    clock.now += 1000
+    for etcd.fails, etcd.takes_s in ((OSError("no route"), 0.0), (None, 1e9)):
+        clock.now += 1000
+        attempts, answer = search(masters, clock, {"h0": NEVER, "h1": LEADS}, etcd)
+        assert (attempts[-1], answer) == ("h1", "map")
+        clock.now += 1000
+        _, error = search(masters, clock, {"h0": REFUSES, "h1": REFUSES}, etcd)
+        assert "none of 2 masters answers: " in error.what
+        assert "; the etcd at e:2379: " in error.what
+        later = {"h0": REFUSES, "h1": LEADS}
+        assert search(masters, clock, later, etcd)[1] == "map"
+    etcd.fails, etcd.takes_s, etcd.members, etcd.leader = None, 0.0, (), None  # its data is gone
+    clock.now += 1000
+    assert search(masters, clock, {"h0": REFUSES, "h1": REFUSES}, etcd)[0][-1] == "etcd"
+    assert search(masters, clock, {"h0": REFUSES, "h1": LEADS}, etcd)[1] == "map"
+
+
+def test_an_etcd_that_is_silent_leaves_time_for_those_that_are_known(clock):
+    class Later:
+        def __getitem__(self, host):
+            leads = clock.now - began > 0.3 * LIMIT_S
+            return NEVER if host == "h0" else LEADS if leads else REFUSES
+
+    masters, etcd = by_etcd(), Etcd("h0", "h1", leader="h0")
+    search(masters, clock, {"h0": LEADS}, etcd)
+    clock.now += 1000
+    began, etcd.takes_s = clock.now, 1e9
+    attempts, answer = search(masters, clock, Later(), etcd)
+    assert (attempts[:3], answer) == (["h0", "h1", "etcd"], "map")
+    assert clock.now - began < LIMIT_S
+
+
+def test_many_that_miss_a_master_ask_the_etcd_seldom(clock):
+    masters, etcd = by_etcd(), Etcd("h0", leader="h0")
+    search(masters, clock, {"h0": LEADS}, etcd)
+    etcd.leader = None
+    for _ in range(100):
+        clock.now += 0.05
+        _, error = search(masters, clock, {"h0": REFUSES}, etcd)
+    assert 2 <= etcd.asked <= 7
+    assert error.what == (
+        "no master answers: h0:1: the master is starting; "
+        "the etcd at e:2379 says that nobody leads 'prod'"
+    )
+    assert (error.operation, error.elapsed_s) == ("connect", 0.0)
+
+
+def test_an_etcd_that_cannot_be_asked_at_first_is_what_is_told(clock):
+    for fails, takes_s, said in (
+        (OSError("no route"), 0.0, "cannot reach the etcd: no route"),
+        (None, 1e9, "the etcd did not answer"),
+    ):
+        etcd = Etcd("h0")
+        etcd.fails, etcd.takes_s = fails, takes_s
+        masters = by_etcd()
+        attempts, error = search(masters, clock, {}, etcd)
+        assert attempts == ["etcd"]
+        assert (type(error), error.what, error.peer) == (UnavailableError, said, "e:2379")
+        assert error.operation == "connect"  # so that who waits for a store asks again
+        assert error.elapsed_s <= LIMIT_S
+        with pytest.raises(UnavailableError, match="no master was found yet"):
+            masters.leader  # noqa: B018
+        etcd.fails, etcd.takes_s = None, 0.0
+        assert search(masters, clock, {"h0": LEADS}, etcd)[1] == "map"
+
+
+def test_an_etcd_that_is_slow_leaves_what_is_left_to_the_masters(clock):
+    etcd = Etcd("h0", leader="h0")
+    etcd.takes_s = 0.8 * LIMIT_S
+    assert search(by_etcd(), clock, {"h0": LEADS}, etcd) == (["etcd", "h0"], "map")
+
+
+def test_the_port_of_an_etcd_among_masters_is_explained(clock):
+    for masters in (Masters([("h", 2379)]), Masters([("h", 1), ("i", 2379)])):
+        lost = UnavailableError("the handshake failed", operation="connect"), 0.0
+        _, error = search(masters, clock, {"h": lost, "i": lost}, None)
+        assert error.advice == (
+            "an etcd, which listens at 2379, is named by mooncake+etcd://HOST/POOL"
+        )

@@ -88,9 +88,11 @@ def test_the_one_that_leads_of_several_masters_is_found(master, free_port, betwe
 
 def test_a_service_that_knows_the_master_is_not_asked(caplog):
     given = {"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE"}
-    entry = "etcd://10.0.0.1:2379;10.0.0.2:2379"
+    entry = "redis://10.0.0.1:6379"
     assert MooncakeDistributedStore().setup(given | {"master_server_addr": entry}) < 0
-    assert "name the masters themselves, such as host1:50051,host2:50051" in caplog.text
+    assert (
+        "name the masters themselves, such as host1:50051,host2:50051, or the etcd" in caplog.text
+    )
 
 
 def test_no_master_is_a_number(free_port):

@@ -2,25 +2,58 @@
 
 import asyncio
 import contextlib
+import ipaddress
 import json
+import random
 import shutil
 import signal
 import socket
 import urllib.request
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.processes import stopped
 from tests.waiting import PATIENCE_S, until
 
 
 def free_ports(count):
-    """Ports that nobody used a moment ago."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+    """Ports that nobody used a moment ago, none of those that the system gives to connections.
+
+    A program that is told its port may start late, and an etcd is asked over many connections.
+    """
+    found = []
+    for port in random.sample(range(20_000, 32_000), 12_000):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    pytest.fail(f"{count} ports are not free")
+
+
+def certificate(folder, who="etcd", kind=x509.NameOID.COMMON_NAME):
+    """Files of a key and a certificate for the loopback that its own key has signed."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(kind, who)])
+    loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([loopback]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    cert_file, key_file = folder / f"{who}.crt", folder / f"{who}.key"
+    cert_file.write_bytes(made.public_bytes(pem))
+    key_file.write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    return cert_file, key_file
 
 
 class Etcd:

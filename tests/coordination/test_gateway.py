@@ -2,21 +2,17 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import ssl
 from contextlib import aclosing
-from datetime import UTC, datetime, timedelta
 
 import pytest
 import pytest_asyncio
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
-from mooncake_store.coordination import gateway
+from mooncake_store.coordination import exchange, gateway
+from mooncake_store.coordination.access import Access
 from mooncake_store.coordination.base import checked_namespace
 from mooncake_store.coordination.etcd import EtcdCoordinator
-from tests.coordination.etcds import free_ports
+from tests.coordination.etcds import certificate, free_ports
 from tests.waiting import PATIENCE_S, long_before
 from transfer_engine.errors import (
     AuthError,
@@ -101,7 +97,8 @@ async def test_what_is_no_answer_of_an_etcd_is_named(stranger, answer):
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 100, b"x" * 200, OK])
 async def test_an_answer_without_an_end_is_left(stranger, monkeypatch, answer):
-    monkeypatch.setattr(gateway, "ANSWER_BYTES_MAX", 4096)
+    for module in (gateway, exchange):
+        monkeypatch.setattr(module, "ANSWER_BYTES_MAX", 4096)
     other = await stranger(answer if answer != OK else OK + b" " * 5000, pour=True)
     mine = EtcdCoordinator([other.address], "c1", timeout_s=PATIENCE_S)
     with long_before(PATIENCE_S), pytest.raises(RemoteProtocolError, match="without an end"):
@@ -168,7 +165,7 @@ async def test_a_user_logs_in_and_again_when_the_etcd_has_forgotten_it(start_etc
     ):
         etcd.post(path, request)
     options = {"timeout_s": PATIENCE_S}
-    mine = EtcdCoordinator(etcd.addresses, "c1", user="root", password="secret", **options)
+    mine = EtcdCoordinator(etcd.addresses, "c1", access=Access("root", "secret"), **options)
     first = await mine.put("a", b"1")
     token = etcd.post("auth/authenticate", {"name": "root", "password": "secret"})["token"]
     etcd.post("auth/disable", {}, Authorization=token)  # which makes every token void
@@ -179,44 +176,22 @@ async def test_a_user_logs_in_and_again_when_the_etcd_has_forgotten_it(start_etc
     assert await mine.renew(lease.id, PATIENCE_S)
     await mine.close()
     for user, password in (("root", "wrong"), ("guest", "guest"), ("", "")):
-        other = EtcdCoordinator(etcd.addresses, "c1", user=user, password=password, **options)
+        other = EtcdCoordinator(etcd.addresses, "c1", access=Access(user, password), **options)
         with pytest.raises(AuthError, match="check the user"):
             await other.get("a")
         with pytest.raises(AuthError):
             await anext(other.watch("a", first))
 
 
-def certificate(folder):
-    """Files of a key and a certificate for the loopback that its own key has signed."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "etcd")])
-    loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([loopback]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    (folder / "etcd.crt").write_bytes(made.public_bytes(pem))
-    (folder / "etcd.key").write_bytes(
-        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
-    )
-    return folder / "etcd.crt", folder / "etcd.key"
-
-
 async def test_an_etcd_with_tls_is_known_by_its_certificate(start_etcd, tmp_path):
     cert, key = certificate(tmp_path)
     etcd = start_etcd(1, "--cert-file", cert, "--key-file", key, scheme="https")
     known = ssl.create_default_context(cafile=cert)
-    mine = EtcdCoordinator(etcd.addresses, "c1", timeout_s=PATIENCE_S, tls=known)
+    mine = EtcdCoordinator(etcd.addresses, "c1", timeout_s=PATIENCE_S, access=Access(tls=known))
     first = await mine.put("a", b"1")
     assert (await anext(mine.watch("a", first)))[0].entry.value == b"1"
     unknown = ssl.create_default_context()
-    other = EtcdCoordinator(etcd.addresses, "c1", timeout_s=PATIENCE_S, tls=unknown)
+    other = EtcdCoordinator(etcd.addresses, "c1", timeout_s=PATIENCE_S, access=Access(tls=unknown))
     with pytest.raises(UnavailableError, match="certificate"):
         await other.get("a")
     plain = EtcdCoordinator(etcd.addresses, "c1", timeout_s=PATIENCE_S)

@@ -30,6 +30,18 @@ def secret(given):
     return setup.secret
 
 
+def asked_of_etcd(given):
+    """What an etcd is asked first that knows the masters."""
+    setup = Setup("mooncake+etcd://127.0.0.1:1", dict(given))
+    setup.engine.close()
+    return first_question(setup.masters)
+
+
+def first_question(masters):
+    """What is asked first of who knows where the masters are."""
+    return next(masters.search(time.monotonic() + 1)).call.operation
+
+
 def patience_with_connections(given):
     """How long the first connection is waited for."""
     with mock.patch(

@@ -28,6 +28,7 @@ from mooncake_store.config.settings import (
     PROGRAMS,
     ClientConfig,
     MasterConfig,
+    MemberConfig,
     WorkerConfig,
     load,
     settings_of,
@@ -37,6 +38,7 @@ from mooncake_store.master.building import liveness_times
 from mooncake_store.master.liveness import Liveness
 from mooncake_store.master.running import serve_master
 from mooncake_store.program import logs
+from mooncake_store.standby.member import serve_member
 from mooncake_store.worker import capacity
 from mooncake_store.worker.capacity import Machine
 from mooncake_store.worker.program import run_worker
@@ -46,6 +48,8 @@ from serving.system import ServingSystem, SystemSettings
 from tests.clocks import ManualClock
 from tests.ground.of_clients import (
     a_damaged_read,
+    asked_of_etcd,
+    first_question,
     found_by_the_next_program,
     lease_after_a_get,
     namespace,
@@ -300,6 +304,33 @@ def named_master(given):
     return "reached"
 
 
+def asked_by_a_worker(given):
+    given = {"master": "mooncake+etcd://127.0.0.1:1", **given}
+    worker = Worker(load(WorkerConfig, environ={}, overrides=given).value)
+    return first_question(worker._link.masters)
+
+
+def etcd_of_a_member(given):
+    """The etcd that a member turns to, the name there, and who it says it is."""
+    chosen = load(MemberConfig, environ={}, overrides=given).value
+    coordinator, stop = "mooncake_store.standby.member.EtcdCoordinator", StoreError("no")
+    with mock.patch(coordinator, side_effect=stop) as made:
+        with contextlib.suppress(StoreError):
+            asyncio.run(serve_member(MasterConfig(), chosen, None, None, None))
+        etcd, name = made.call_args.args
+        return etcd, name, made.call_args.kwargs["access"].user
+
+
+def grace_of_a_member(given):
+    """For how long a member that leads waits for a standby."""
+    chosen = load(MemberConfig, environ={}, overrides=given).value
+    stop = StoreError("no")
+    with mock.patch("mooncake_store.standby.member._Member", side_effect=stop) as made:
+        with contextlib.suppress(StoreError):
+            asyncio.run(serve_member(MasterConfig(), chosen, None, None, None))
+        return made.call_args.args[-1]
+
+
 def without_shared_huge_pages(given):
     with mock.patch("transfer_engine.segments.mapping.thp_policy", return_value="never"):
         return lent(given)
@@ -320,6 +351,7 @@ PORT = 20_000 + os.getpid() % 10_000
 FREE = {"port": PORT}
 SECRET, PORT_FILE, LENT_FILE, STATE = "<secret>", "<port file>", "<file>", "<state>"
 KEYS = "<keys>"
+ETCD = "<etcd>"
 KEPT = {"memory": f"{STATE}-memory"}
 """A worker that leaves a record."""
 
@@ -370,9 +402,14 @@ OBSERVED = {
     "master.events_kept": Observation({"events_kept": 16}, events_that_are_left),
     "master.connections_max": Observation({"connections_max": 2}, connected),
     "master.strict": Observation({"strict": True}, beside_a_typo(MasterConfig)),
+    "member.etcd": Observation({"etcd": "127.0.0.1:1"}, etcd_of_a_member),
+    "member.name": Observation({"name": "other"}, etcd_of_a_member),
+    "member.etcd_file": Observation({"etcd_file": ETCD}, etcd_of_a_member),
+    "member.standby_grace": Observation({"standby_grace": "0s"}, grace_of_a_member),
     "worker.master": Observation(
         {"master": "127.0.0.1:2"}, named_master, {"master": "127.0.0.1:1"}
     ),
+    "worker.etcd_file": Observation({"etcd_file": ETCD}, asked_by_a_worker),
     "worker.name": Observation({"name": "other"}, lent),
     "worker.host": Observation({"host": "127.0.0.2"}, lent),
     "worker.port": Observation(FREE, lent, {"port": PORT + 1}),
@@ -402,6 +439,7 @@ OBSERVED = {
     "worker.strict": Observation({"strict": True}, beside_a_typo(WorkerConfig)),
     "client.url": Observation({"url": "other"}, namespace),
     "client.secret_file": Observation({"secret_file": SECRET}, secret),
+    "client.etcd_file": Observation({"etcd_file": ETCD}, asked_of_etcd),
     "client.connect_timeout": Observation({"connect_timeout": 500.0}, patience_with_connections),
     "client.deadline": Observation({"deadline": 900.0}, patience),
     "client.lease_ttl": Observation({"lease_ttl": 200.0}, lease_after_a_get),
@@ -428,10 +466,12 @@ SETTINGS = [f"{each.table}.{each.name}" for program in PROGRAMS for each in sett
 def test_a_setting_changes_what_is_seen(setting, tmp_path):
     assert setting in OBSERVED, f"{setting}: nothing observes that it has an effect"
     names = {SECRET: "secret", PORT_FILE: "port", LENT_FILE: "f", STATE: "state", KEYS: "keys"}
+    names[ETCD] = "etcd.toml"
     places = {placeholder: tmp_path / name for placeholder, name in names.items()}
     places[SECRET].write_text("x" * 32)
     places[KEYS].write_text(f'"*" = "{"a1" * 32}"')
-    for private in (SECRET, KEYS):
+    places[ETCD].write_text('user = "u"\npassword = "p"\n')
+    for private in (SECRET, KEYS, ETCD):
         places[private].chmod(0o600)
     (tmp_path / "state-memory").mkdir()
 

@@ -6,9 +6,11 @@ import re
 import pytest
 
 from mooncake_store.endpoint import (
+    Etcd,
     read_secret,
     split_address,
     split_addresses,
+    split_masters,
     split_quota,
     split_url,
 )
@@ -57,6 +59,11 @@ def test_what_is_no_address_is_refused_with_examples(address):
             "mooncake://h:7,i,[::1]:9,[::2]/ns",
             ((("h", 7), ("i", 50051), ("::1", 9), ("::2", 50051)), "ns"),
         ),
+        ("mooncake+etcd://h:7,[::1]/p/ns", (((("h", 7), ("::1", 2379)), "p"), "ns")),
+        ("mooncake+etcd://h/p/a/b/", (((("h", 2379),), "p"), "a/b")),
+        ("mooncake+etcd://h/p", (((("h", 2379),), "p"), "default")),
+        ("mooncake+etcd://h", (((("h", 2379),), "default"), "default")),
+        ("mooncake://etcd:2379/p/ns", ((("etcd", 2379),), "p/ns")),
     ],
 )
 def test_a_store_url_has_defaults_for_port_and_namespace(url, parts):
@@ -85,6 +92,19 @@ def test_several_addresses_are_distinct_and_not_too_many(addresses, said):
 def test_as_many_addresses_as_may_be_are_split_in_their_order():
     addresses = [f"h:{port}" for port in range(1, 17)]
     assert split_addresses(",".join(addresses)) == tuple(map(split_address, addresses))
+
+
+def test_an_etcd_is_no_list_of_masters_and_has_a_url():
+    masters, _ = split_url("mooncake+etcd://h,[::1]:9/p/ns")
+    assert isinstance(masters, Etcd)
+    assert str(masters) == "mooncake+etcd://h:2379,[::1]:9/p"
+    assert split_masters(str(masters)) == masters
+    assert not isinstance(split_masters("h:1,i:2"), Etcd)
+    assert split_masters("mooncake://h:1,i:2/ns") == split_masters("h:1,i:2")
+    with pytest.raises(ConfigError, match="17 addresses of an etcd are named; 16"):
+        split_url(f"mooncake+etcd://{','.join(f'h:{port}' for port in range(1, 18))}/p")
+    with pytest.raises(ConfigError, match="carries no credentials"):
+        split_url("mooncake+etcd://root:secret@h:2379/p")
 
 
 def test_a_url_that_names_one_address_twice_is_refused():
@@ -120,10 +140,22 @@ def test_what_is_no_quota_is_refused(quota, said):
     assert repr(quota) in str(refused.value)
 
 
-@pytest.mark.parametrize("url", ["", "h:1", "redis://h:1/x", "mooncake://", "mooncake://h:1?x"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "h:1",
+        "redis://h:1/x",
+        "mooncake://",
+        "mooncake://h:1?x",
+        "etcd://h",
+        "mooncake+etcd:///p",
+    ],
+)
 def test_what_is_no_store_url_is_refused(url):
-    with pytest.raises(ConfigError, match="is not a store URL; write mooncake://host:port/name"):
+    with pytest.raises(ConfigError, match="is not a store URL; write mooncake://host:port/n") as no:
         split_url(url)
+    assert "or mooncake+etcd://host:port/pool/namespace where an etcd knows" in str(no.value)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import json
 import signal
 import threading
@@ -160,13 +161,9 @@ def refusal_of(client, key):
     return ""
 
 
-def test_moves_go_on_while_clients_use_the_pool(pool):
-    """None of what they ask for fails, and all they read is right."""
-    pool.lead("--shards", 2)
-    pool.host("other")
-    pool.lend()
-    client = pool.client()
-    put_all(client)
+@contextlib.contextmanager
+def clients_at_work(pool):
+    """Clients that read all objects, and put some, all the time; none of it may fail."""
     ended, failures = threading.Event(), []
 
     def use(number):
@@ -188,19 +185,30 @@ def test_moves_go_on_while_clients_use_the_pool(pool):
             while not ended.is_set():
                 got = (await own.get_many(KEYS)).check().values
                 assert [bytes(value) for value in got] == [value_of(key) for key in KEYS]
+                assert await own.exists(KEYS[0])
 
     with concurrent.futures.ThreadPoolExecutor(3) as threads:
         running = [threads.submit(use, number) for number in range(2)]
         running.append(threads.submit(asyncio.run, use_asyncio()))
         try:
-            for to in ("other", "master"):
-                for shard in range(2):
-                    assert pool.move(shard, to).state == "done"
+            yield
         finally:
             ended.set()
         for each in running:
             each.result(PATIENCE_S)
     assert not failures
+
+
+def test_moves_go_on_while_clients_use_the_pool(pool):
+    """None of what they ask for fails, and all they read is right."""
+    pool.lead("--shards", 2)
+    pool.host("other")
+    pool.lend()
+    put_all(pool.client())
+    with clients_at_work(pool):
+        for to in ("other", "master"):
+            for shard in range(2):
+                assert pool.move(shard, to).state == "done"
 
 
 def split(pool, factor):
@@ -217,35 +225,13 @@ def test_shards_are_split_and_moved_while_clients_use_the_pool(pool, shards):
     pool.lend()
     client = pool.client()
     put_all(client)
-    ended, failures = threading.Event(), []
-
-    def use(number):
-        with pool.client() as own:
-            count = 0
-            while not ended.is_set():
-                try:
-                    check_all(own)
-                    name = f"own/{number}/{count}"
-                    own.put(name, value_of(name))
-                    assert own.get(name) == value_of(name)
-                    own.remove(name, force=True)
-                    count += 1
-                except Exception as error:
-                    failures.append(error)
-
-    with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        running = [threads.submit(use, number) for number in range(2)]
-        try:
-            assert split(pool, 2) == 2 * shards
-            for shard in (0, 1):
-                assert pool.move(shard, "other").state == "done"
-        finally:
-            ended.set()
-        for each in running:
-            each.result(PATIENCE_S)
-    assert not failures
+    with clients_at_work(pool):
+        assert split(pool, 2) == 2 * shards
+        for shard in (0, 1):
+            assert pool.move(shard, "other").state == "done"
     assert pool.leads("other") == [0, 1]
     check_all(client)
+    assert {each.key for each in client.list("key/")} == set(KEYS)
     pool.stop("master")
     pool.lead("--shards", shards)  # which it has been told before the split
     check_all(client)

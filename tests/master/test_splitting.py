@@ -89,9 +89,9 @@ def test_every_object_is_there_and_the_space_of_all_comes_back(pool):
         client.remove_many(KEYS, force=True)
         client.remove_many([f"new/{n}" for n in range(100)], force=True)
         until(lambda: figures(client)[0] == 0, what="all space is free again")
-        # And can be used again to the last byte of each part.
-        size = 100_000
-        keys = [f"full/{n}" for n in range(16 * MIB // size * 9 // 10)]
+        # And can be used again, wherever it is.
+        size = 8_000
+        keys = [f"full/{n}" for n in range(16 * MIB // size * 7 // 10)]
         client.put_many(keys, [bytes([n % 251]) * size for n in range(len(keys))]).check()
         for at, value in enumerate(client.get_many(keys).check().values):
             assert bytes(value) == bytes([at % 251]) * size

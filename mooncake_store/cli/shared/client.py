@@ -23,14 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from mooncake_store.client import Client
+    from mooncake_store.config.settings import ClientConfig
 
 __all__ = [
+    "EtcdFileOption",
     "ProfileOption",
     "SecretOption",
     "Stopwatch",
-    "UrlOption",
     "connected",
     "key_of",
+    "settings_of_store",
     "shown",
     "store_named",
     "store_options",
@@ -45,11 +47,16 @@ UrlOption = Annotated[
         "--master",
         metavar="STORE",
         help="The store: mooncake://host:port/namespace, or the address of its master; several "
-        "host:port, separated by commas, where others stand by.",
+        "host:port, separated by commas, where others stand by; mooncake+etcd://host:port/pool/"
+        "namespace, where an etcd knows them.",
     ),
 ]
 SecretOption = Annotated[
     str | None, typer.Option("--secret-file", help="File with the shared secret.")
+]
+
+EtcdFileOption = Annotated[
+    str | None, typer.Option("--etcd-file", help="File that says how the etcd lets us in.")
 ]
 
 T = TypeVar("T")
@@ -70,7 +77,11 @@ SettingOption = Annotated[
         help="A setting of the client, such as deadline=5s; may be given several times.",
     ),
 ]
-_STORE = {"url": (None, UrlOption), "secret_file": (None, SecretOption)}
+_STORE = {
+    "url": (None, UrlOption),
+    "secret_file": (None, SecretOption),
+    "etcd_file": (None, EtcdFileOption),
+}
 _SETTINGS = {
     "config_file": (None, ConfigOption),
     "profile": (None, ProfileOption),
@@ -97,19 +108,18 @@ def store_options(command: Callable[..., T]) -> Callable[..., T]:
     return taking(own | _STORE | as_json | _SETTINGS)(called)
 
 
-def _client_arguments(
-    url: str | None, secret_file: str | None, setting: list[str] | None, **chosen: Any
-) -> dict[str, Any]:
+def _client_arguments(url: str | None, setting: list[str] | None, **chosen: Any) -> dict[str, Any]:
     """What a client is made with for these options; raises ConfigError for `--setting x`."""
     from mooncake_store.errors import ConfigError
 
+    files = {name: chosen.pop(name) for name in ("secret_file", "etcd_file")}
     found = {"url": None if url is None else store_url(url), **chosen}
     for text in setting or ():
         name, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"--setting {text!r} is not NAME=VALUE, such as deadline=5s")
         found[name] = value
-    return found if secret_file is None else found | {"secret_file": secret_file}
+    return found | {name: file for name, file in files.items() if file is not None}
 
 
 def store_url(named: str) -> str:
@@ -124,6 +134,14 @@ def connected(**more: Any) -> Iterator[Client]:
 
     with Client(**_named.get() | more) as store:
         yield store
+
+
+def settings_of_store() -> ClientConfig:
+    """The settings that a client of the store that is named would have."""
+    from mooncake_store.config.settings import load_client
+
+    named = dict(_named.get())
+    return load_client(named.pop("url"), named)
 
 
 def store_named() -> bool:

@@ -44,13 +44,12 @@ PortFileOption = Annotated[
 
 
 def setting_options(
-    program: type[Settings],
-    *,
+    *programs: type[Settings],
     whole: tuple[str, ...] = (),
     also: Mapping[str, str] | None = None,
     **helps: str,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for every setting of `program`.
+    """Give a command an option for every setting of these programs.
 
     The command gets a dictionary `given`: setting name to text, list of texts or bool, without
     those that were not given. A comma separates items of lists, but not of those in `whole`.
@@ -59,7 +58,7 @@ def setting_options(
     """
     from mooncake_store.config.setting import settings_of
 
-    settings = {setting.name: setting for setting in settings_of(program)}
+    settings = {setting.name: setting for program in programs for setting in settings_of(program)}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)

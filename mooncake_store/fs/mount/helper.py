@@ -32,7 +32,7 @@ _SWITCHES = {
     "rw": ("read_only", False),
     "allow_other": ("allow_other", True),
 }
-_VALUES = ("pin", "part_size", "staging", "secret_file")
+_VALUES = ("pin", "part_size", "staging", "secret_file", "etcd_file")
 _OTHERS = frozenset(
     (
         *("auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev"),
