@@ -18,6 +18,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from mooncake_store import ids
+from mooncake_store.master.attendance import RETURN_S
+from mooncake_store.master.site import wait_max_ms
 from transfer_engine.errors import AuthError, UnavailableError
 from transfer_engine.wire.schema import Packed
 
@@ -137,9 +139,10 @@ class AnswerTable:
     ) -> Reply:
         """Answer when a standby follows again; refuse where none has come in time.
 
-        A caller that does not wait as long hears nothing, and may ask again.
+        That is before the caller waits no more, so he hears why.
         """
-        await keeper.counting.attendance.wait()
+        wait_ms = wait_max_ms(int(RETURN_S * 1000), frame.deadline_ms)
+        await keeper.counting.attendance.wait(wait_ms / 1000)
         self._site.check_led()
         reply = self._all(entry, peer, frame, patient=False)
         return await reply if isinstance(reply, Awaitable) else reply

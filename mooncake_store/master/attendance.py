@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-__all__ = ["Attendance"]
+__all__ = ["RETURN_S", "Attendance"]
 
 RETURN_S = 10.0
 """How long changes wait for a standby that was there a moment ago, or has yet to come."""
@@ -41,12 +41,12 @@ class Attendance:
         """Whether it is worth waiting for."""
         return not (self.there or self._ended) and time.monotonic() < self._until
 
-    async def wait(self) -> None:
+    async def wait(self, longest_s: float) -> None:
         """Return when it follows, or is not waited for any longer.
 
         Raises CancelledError when this shard ends: another one may do what is waited for.
         """
-        timeout_s = self._until - time.monotonic()
+        timeout_s = min(longest_s, self._until - time.monotonic())
         if self.there or timeout_s <= 0:
             return
         coming: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -105,9 +105,15 @@ class Pool:
         hosts = self.ask(HOSTS, HostsRequest(), master).hosts
         return next(list(h.shards) for h in hosts if h.address == self.addresses[name])
 
+    def joined(self, name, master="master"):
+        """Whether a host has joined this run of the master."""
+        hosts = self.ask(HOSTS, HostsRequest(), master).hosts
+        return any(host.address == self.addresses[name] for host in hosts)
+
     def move(self, shard, to, master="master", **how):
         """Move a shard; return how that ended."""
         place = "master" if to == master else self.addresses[to]
+        until(lambda: to == master or self.joined(to, master), what=f"{to} joins")
         self.ask(MOVE, Move(shard, place, **how), master)
 
         def ended():
