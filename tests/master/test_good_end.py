@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from mooncake_store.core.shard import Shard
+
 ORIGIN = Origin("e" * 16, 0, 1)
 LIMITS = ShardConfig(objects_max=4096, segments_max=8, events_kept=64)
 
@@ -82,3 +84,25 @@ def test_what_changes_later_still_is_lost_and_harms_nothing(
     again = opened(folder)
     assert objects_of(again.shard) == before
     again.close()
+
+
+def test_a_shard_whose_time_is_behind_the_clock_stays_so(folder: Path) -> None:
+    """As one that was copied from a host that had run for a shorter time: what waits, waits on."""
+    behind, host = 10_000_000_000, START + 10_000_000_000
+
+    def fill(shard: Shard) -> None:
+        client = shard.open_client(START, b"c" * 16, 1, "host")
+        shard.mount(START, client, b"a" * 16, "a", MIB, "a")
+        digests = digests_of([1])
+        rows, _ = shard.put_start(START, client, 0, digests, np.array([64]))
+        generations = np.ascontiguousarray(rows["generation"])
+        assert not shard.put_end(START, client, digests, generations, np.zeros(1, np.uint64)).any()
+
+    Keeper.write(LIMITS, ORIGIN, folder, fill, 60.0, -behind)
+    for _ in range(2):
+        keeper = Keeper.open(LIMITS, ORIGIN, folder, "written", host)
+        assert keeper.kept
+        assert keeper.ahead_ns == -behind
+        assert keeper.shard.now == START
+        keeper.close()
+        assert keeper.ended
