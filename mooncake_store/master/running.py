@@ -164,10 +164,11 @@ async def _lead_once(
     config, loop = master.config, asyncio.get_running_loop()
     starting = loop.create_task(master.start())
     await asyncio.wait({ending, starting}, return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():  # it may wait for other hosts
-        starting.cancel()
+    if not starting.done():
+        master.await_no_host()
         await asyncio.wait({starting})
-        return None
+        if starting.exception() is not None:
+            return None
     addresses = starting.result()
     facts = described(addresses)
     assert master.failed is not None

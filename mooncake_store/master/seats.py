@@ -74,6 +74,7 @@ class Seats:
         self._seats: list[Seat] = []
         self.resize(count)
         self._news = asyncio.Event()
+        self._given_up = False
         self.movable = False
         """Whether there are other hosts, to which a shard may be on its way."""
 
@@ -133,8 +134,15 @@ class Seats:
         """Let who waits look again."""
         self._news.set()
 
+    def give_up(self) -> None:
+        """Let nobody wait any longer."""
+        self._given_up = True
+        self._news.set()
+
     async def complete(self) -> None:
-        """Return when every shard is led."""
+        """Return when every shard is led. Raises UnavailableError when that was given up."""
         while self.missing:
+            if self._given_up:
+                raise UnavailableError(f"shards {self.missing} are not waited for any longer")
             self._news.clear()
             await self._news.wait()

@@ -133,6 +133,10 @@ class Master:
         self.loading: asyncio.Future[None] | None = None
         """Ends when the kernels of the shard in this process are loaded; None without one."""
 
+    def await_no_host(self) -> None:
+        """Fail to start rather than wait for the shards of other hosts, because it is to stop."""
+        self._seats.give_up()
+
     @property
     def state_path(self) -> Path | None:
         """Where it keeps its state, also when it was stopped; None if it keeps none."""

@@ -125,7 +125,7 @@ class ShardService:
         if self._fence is not None:
             self._fence.check()
         self.site.requests += 1
-        if frame.opcode != JOURNAL.opcode:
+        if self.site.yielded and frame.opcode != JOURNAL.opcode:
             self.site.check_led()
         peer = connection.context
         if peer is None:

@@ -140,9 +140,9 @@ def test_a_batch_whose_answer_came_after_its_lease_is_not_believed(url, connect)
     store.release_many(keys)
     ask = store._driver._one
 
-    def slowly(call, until_s):
+    def slowly(*asked_for):
         asked = time.monotonic()
-        body = ask(call, until_s)
+        body = ask(*asked_for)
         store._driver._one = ask
         until(lambda: time.monotonic() > asked + 0.06)
         other.put_many(keys, [b"newer"] * 2, upsert=True).check()

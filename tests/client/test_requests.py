@@ -54,7 +54,7 @@ def test_columns_are_cut_functions_are_called_and_the_rest_is_sent_to_all():
         "generations": numbers,
         "checksums": lambda some: some.astype(np.uint64) * 2,
     }
-    for (_, operation, body), some in asked.requests(PUT_END, np.arange(10, 20), fields):
+    for (_, operation, body), some, _ in asked.requests(PUT_END, np.arange(10, 20), fields):
         view = operation.request.unpack(body)
         assert view.digests.tolist() == asked.keys.digests[some].tolist()
         assert view.generations.tolist() == some.tolist()

@@ -197,7 +197,7 @@ def test_a_store_that_is_away_keeps_nothing_in_time_from_being_read(store, slow,
     store.put("quick", VALUE, preferred=[other])
     assert store.get_many(["quick", key]).ok  # leased from now on
     away = UnavailableError("injected")
-    monkeypatch.setattr(store._driver, "_one", lambda call, until: away)
+    monkeypatch.setattr(store._driver, "_one", lambda *_: away)
     got = store.get_many(["quick", key], worth=60.0)
     assert got.values == [VALUE, None]
     assert isinstance(got.error(1), TooSlowError)

@@ -80,7 +80,7 @@ def changed(**fields):
         (changed(nbytes=0), "segment 4 cannot be"),
         (msgspec.json.encode(Registers(1, 5, 7, (), (), (0,))), "a run is out of range"),
         (msgspec.json.encode(Registers(1, 5, 7, (), (), (1,) * (RUNS_KEPT + 1))), "too many"),
-        (b'{"version": 3, "anything": "else"}', "is of version 3"),
+        (b'{"version": 4, "anything": "else"}', "is of version 4"),
     ],
 )
 async def test_what_is_not_understood_is_refused_and_stays(tmp_path, content, complaint):
