@@ -178,7 +178,7 @@ def test_changes_wait_for_a_standby_and_are_refused_without_one(pool):
     pool.lend()
     client = pool.client(deadline="20s")
     with pytest.raises(UnavailableError, match="no standby follows"):
-        client.put("key", b"value")
+        client.put("key", b"value", deadline="4s")
     pool.follow(*QUICK)
     pool.until_copied()
     put(client, ["one"])
@@ -248,7 +248,7 @@ def test_one_standby_counts_and_others_are_copies(pool, tmp_path):
         pool.lead(*QUICK)
     pool.lead(*QUICK, "--journal", "replicated")
     with pytest.raises(UnavailableError, match=f"{number.strip()}, does not follow"):
-        pool.client(deadline="20s").put("two", b"value")
+        pool.client(deadline="4s").put("two", b"value")
 
 
 def test_a_leader_that_comes_back_changes_nothing(pool):
@@ -262,14 +262,14 @@ def test_a_leader_that_comes_back_changes_nothing(pool):
     until(lambda: led.status().ready)
     pool.lead(*QUICK, "--journal", "replicated")
     with pytest.raises(UnavailableError, match="does not follow"):
-        pool.client(deadline="20s").put("two", b"value")
+        pool.client(deadline="4s").put("two", b"value")
     put(led, ["two"])
     assert_there(led, ["one", "two"])
 
 
 def refused(client):
     try:
-        client.put("another", b"value", upsert=True)
+        client.put("another", b"value", upsert=True, deadline="4s")
     except UnavailableError as error:
         return "standby" in str(error)
     return False
