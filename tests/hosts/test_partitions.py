@@ -1,7 +1,7 @@
 """Members, an etcd, a worker and clients on hosts of their own, between which packets are dropped.
 
-MOONCAKE_TEST_SEEDS=20 plays so many random schedules (`make test-hosts`). Without it these tests are
-left out, because they take a minute.
+MOONCAKE_TEST_SEEDS=20 plays so many random schedules (`make test-hosts`). Without it these tests
+are left out, because they take a minute.
 """
 
 import os
