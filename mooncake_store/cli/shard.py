@@ -250,18 +250,18 @@ def _moved(connection: "BlockingConnection", shard: int, to: str, *, lost: bool)
         return state
 
     state, told = ask(Move(shard, to, lost)), ""
-    while state.state not in ("done", "failed"):
+    while state.state not in ("done", "failed", "none"):  # a master that started anew knows of none
         line = f"shard {shard}: {state.state}"
         if line != told:
             note(line)
             told = line
         threading.Event().wait(POLL_S)
         state = ask(Move(shard))
-    if state.state == "failed":
+    if state.state != "done":
         raise UnavailableError(
-            f"shard {shard} was not moved: {state.why}",
+            f"shard {shard} was not moved: {state.why or 'the master was started anew'}",
             operation="move",
-            advice="it is where it was; see `mooncake shard list`, and ask again",
+            advice="see `mooncake shard list`, and ask again: what was begun is finished then",
         )
     return state
 

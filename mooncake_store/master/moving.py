@@ -168,7 +168,11 @@ class Moves:
                 raise
             # From here on it is the other's, whatever fails.
             seat.leave()
-            await self._lead(seat, target)
+            try:
+                await self._lead(seat, target)
+            except BaseException:
+                await self._end(former, shard)
+                raise
         paused_ms = int((time.monotonic() - began) * 1000)
         self._states[shard] = MoveState("handing over", paused_ms=paused_ms)
         log.info("shard %d leads at %s now; it rested for %d ms", shard, seat.address, paused_ms)

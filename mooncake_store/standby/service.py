@@ -133,7 +133,15 @@ class Standby:
             for shard in self._shards.keys() - self._wanted():
                 await self._leave(self._shards.pop(shard))
 
+    @property
+    def _split(self) -> bool:
+        """Whether its leader has another number of shards than when it began to follow."""
+        last = self._registers.last
+        return last is not None and len(last.shards) != self._count
+
     def _wanted(self) -> set[int]:
+        if self._split:
+            return set()  # a copy of one of them would lack what the others have
         owners = self._registers.owners or (MASTER,) * self._count
         return {shard for shard in range(self._count) if owners[shard] == MASTER}
 
@@ -179,6 +187,8 @@ class Standby:
         """Say why it cannot be promoted now; empty where it can."""
         if not self._count:
             return f"nothing was heard of its leader {self.leader} yet: {self._registers.why}"
+        if self._split:
+            return "the shards of its leader were split: start this standby anew"
         for number in self._wanted() - self._shards.keys():
             return f"shard {number} is not copied yet"
         for number, shard in sorted(self._shards.items()):

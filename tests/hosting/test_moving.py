@@ -160,6 +160,7 @@ async def test_one_that_was_written_down_is_finished_when_it_is_asked_for_again(
     pool.host.fails = "lead"
     assert (await pool.move()).state == "failed"
     assert (pool.seats[0].owner, pool.seats[0].taken) == (NUMBER, False)
+    assert pool.ended == [0]  # the former does not stay, at rest
     pool.host.fails = ""
     assert (await pool.move()).state == "done"
     assert (pool.host.leads, pool.seats[0].address) == (True, OTHER)
