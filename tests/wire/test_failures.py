@@ -15,7 +15,7 @@ from transfer_engine.rpc.failures import locate, overdue
 from transfer_engine.rpc.pool import BlockingPool
 from transfer_engine.transports.dialing import dial
 
-LATE = [-0.005, -1e-9, -3600.0, 0.0]
+LATE = [-0.005, -1e-9, -3600.0, 0.0, 4e-6, 0.0009]
 SMALL = ECHO.request.pack(payload=b"x" * 100)
 NEGATIVE = re.compile(r"-\d")
 
