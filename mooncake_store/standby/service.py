@@ -117,7 +117,11 @@ class Standby:
         self._number = number_of(self._path)
         self._registers.introduce(self._number, address)
         self._count = len(last.shards)
-        await self._follow()
+        # As after any news, so that those which come meanwhile begin no second copy: it would wait
+        # for the folder of the first, and whoever leads next for that.
+        self._hear()
+        assert self._following is not None
+        await asyncio.shield(self._following)
 
     def _hear(self) -> None:
         """Hear that something came of the registers."""
