@@ -7,6 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
+from mooncake_store.master.counting import counting_standby
 from tests.conftest import ROOT
 from tests.coordination.etcds import Etcd
 from tests.hosts.history import Operation
@@ -168,8 +169,10 @@ class Pool:
         return bool(said) and json.loads(said[-1])["leads"]
 
     def counts(self, name):
-        """Whether changes of this leader wait for a standby."""
-        return Path(self._folder, name, "shard-0", "standby").exists()
+        """Whether all changes of this leader wait for a standby."""
+        shards = list(Path(self._folder, name).glob("shard-*"))
+        # Of one that counts no more the number is 0.
+        return bool(shards) and all(counting_standby(shard).number for shard in shards)
 
     def close(self):
         """End everything."""

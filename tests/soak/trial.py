@@ -40,6 +40,8 @@ PLAY_S = 3600.0
 """Whoever plays is told when it is over; this is for what nobody tells any more."""
 WHOLE_S = 60.0
 """How long after the end of a fault everything may take to work again, on a busy machine."""
+COMPLAINTS_MAX = 30
+"""How many are shown."""
 FAILURES = (StoreError, AssertionError, pytest.fail.Exception)
 """How it is said that something did not come about."""
 
@@ -235,8 +237,10 @@ class Findings:
             f" wrong bytes {total['WRONG BYTES']}, too old ones {total['OLD BYTES']}, removed ones"
             f" that came back {total['CAME BACK']}, unexplained errors {unexplained}"
         )
-        for complaint in self.complaints:
+        for complaint in self.complaints[:COMPLAINTS_MAX]:
             print(f"FAILED: {complaint}")
+        if len(self.complaints) > COMPLAINTS_MAX:
+            print(f"and {len(self.complaints) - COMPLAINTS_MAX} more of the kind")
         if not self.complaints:
             print("nothing acknowledged was lost, every byte read was right")
         return bool(self.complaints)

@@ -15,7 +15,7 @@ from transfer_engine.rpc.failures import locate, overdue
 from transfer_engine.rpc.pool import BlockingPool
 from transfer_engine.transports.dialing import dial
 
-LATE = [-0.005, -1e-9, -3600.0, 0.0, 4e-6, 0.0009]
+LATE = [-0.005, -1e-9, -3600.0, 0.0]
 SMALL = ECHO.request.pack(payload=b"x" * 100)
 NEGATIVE = re.compile(r"-\d")
 
@@ -26,7 +26,7 @@ def server():
         yield server
 
 
-@pytest.mark.parametrize("timeout_s", LATE)
+@pytest.mark.parametrize("timeout_s", [*LATE, 4e-6, 0.0009])
 def test_no_time_to_ask_is_no_time_to_answer(timeout_s):
     error = overdue("127.0.0.1:7", "get", timeout_s, 0.25)
     assert error.what == "the deadline passed before this could be asked"
