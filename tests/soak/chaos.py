@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from mooncake_store.journal.ring_file import remove_rings
 from mooncake_store.local_cluster import LocalCluster
+from tests.conftest import end_in_order_on_sigterm
 from tests.soak.board import CLIENTS
 from tests.soak.elected import elected
 from tests.soak.ledger import Ledger
@@ -222,10 +223,14 @@ def main() -> int:
         return 0
     parts = options.part or list(PARTS)
     found = Findings()
-    for seed in range(options.seed, options.seed + options.seeds):
-        for part in parts:
-            print(f"seed {seed}, {part}, {options.minutes / len(parts):g} minutes", flush=True)
-            PARTS[part](found, options.minutes * 60 / len(parts), seed, options.only)
+    end_in_order_on_sigterm()
+    try:
+        for seed in range(options.seed, options.seed + options.seeds):
+            for part in parts:
+                print(f"seed {seed}, {part}, {options.minutes / len(parts):g} minutes", flush=True)
+                PARTS[part](found, options.minutes * 60 / len(parts), seed, options.only)
+    except KeyboardInterrupt:
+        found.complaints.append(f"told to end in seed {seed}, of which no object was counted")
     return found.print()
 
 

@@ -143,6 +143,11 @@ class Players:
         """Stop one, or let it go on."""
         self._processes[number].send_signal(kind)
 
+    def kill(self) -> None:
+        """End all of them. Idempotent."""
+        for process in self._processes:
+            process.kill()
+
     def reports(self) -> tuple[list[dict[str, object]], list[str]]:
         """What those that live to the end report, and complaints about those that do not."""
         reports, complaints = [], []

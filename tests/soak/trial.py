@@ -202,8 +202,11 @@ class Findings:
             torment(players)
         except FAILURES as error:
             complaints.append(f"something did not come about: {error}")
-        finally:
-            board.end()
+        except BaseException:  # as one that is told to end
+            players.kill()
+            keeper.kill()
+            raise
+        board.end()
         reports, gone = players.reports()
         kept = keeper.report()
         keeper.kill()
@@ -216,10 +219,11 @@ class Findings:
             self._total += total
             complaints += slow + judge(total)
         complaints += board.complaints()
-        self.complaints += [f"seed {seed}: {complaint}" for complaint in complaints]
-        good = not complaints
+        told = [f"seed {seed}: {complaint}" for complaint in complaints]
+        print(*told, sep="\n", end="\n" * bool(told), flush=True)
+        self.complaints += told
         complaints.clear()
-        return good
+        return not told
 
     def print(self) -> int:
         """Say all of it; return what a program ends with."""
