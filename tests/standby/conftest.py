@@ -45,10 +45,14 @@ class Pool:
         self.run("leader", "master", "--port", port, "--state", self.state("leader"), *options)
 
     def follow(
-        self, *options: object, name: str = "standby", version: tuple[str, ...] = NOW
+        self,
+        *options: object,
+        name: str = "standby",
+        of: tuple[str, ...] = ("leader",),
+        version: tuple[str, ...] = NOW,
     ) -> None:
         """Start a standby."""
-        leader, folder = self.addresses["leader"], self.state(name)
+        leader, folder = self.named(*of), self.state(name)
         self.run(
             name, "standby", "--of", leader, "--port", 0, "--state", folder, *options,
             version=version,

@@ -167,7 +167,8 @@ def test_what_is_not_there_is_told_at_once_with_who_was_asked(pool, etcd):
         (
             f"mooncake+etcd://{address}/pol/ns",
             UnavailableError,
-            rf"no pool was ever called 'pol' there \(.*peer {address}.*check the name",
+            r"no pool was ever called 'pol' there: no key begins with mooncake/pol/ "
+            rf"\(.*peer {address}.*check the name",
         ),
         (
             f"mooncake+etcd://127.0.0.1:{nobody}/pool/ns",
@@ -303,6 +304,10 @@ def test_a_name_under_which_nobody_leads_says_who_was_asked(own_pool, etcd):
 
     said = until(lambda: found if "nobody leads" in (found := refusal()) and asked in found else "")
     assert f"the etcd at {etcd.addresses[0]} says that nobody leads 'leaderless'" in said
+    assert "there is no key mooncake/leaderless/leaders/leader" in said
+    done = mooncake("promote", pool.by_etcd, "--check")
+    assert done.returncode == 4
+    assert "nobody leads 'leaderless': there is no key" in done.stdout
     assert asked in said
     assert " s); " in said or " s)" in said
 

@@ -6,6 +6,7 @@ import pytest
 
 from mooncake_store.cli.shared.standbys import promotion_of, told_promotion
 from mooncake_store.errors import UnavailableError
+from mooncake_store.wire.standby import PROMOTE, PromoteRequest
 from tests.standby import asking
 from tests.standby.asking import mooncake
 from tests.waiting import until
@@ -93,15 +94,22 @@ def test_the_copy_may_go_and_come_and_nobody_waits(two):
     until(lambda: told(pool, "second") is None)
     put(client, ["two"])
     assert client.status().ready
-    pool.follow(*QUICK, name="second")
+    pool.follow(*QUICK, name="second", of=("leader", "standby"))
     pool.until_copied(name="second")
     until(lambda: told(pool, "second")["address"] == pool.addresses["second"])
     assert not told(pool, "second")["counts"]
     put(client, ["three"])
-    pool.kill("second")
     led = pool.take_over()
     until(lambda: led.status().ready)
     assert_there(led, ["one", "two", "three"])
+    # It was told whom it may have to follow.
+    second = pool.addresses["second"]
+    until(lambda: asking.status(second).leader == pool.addresses["standby"])
+    asking.until_copied(second)
+    with pytest.raises(UnavailableError, match="stop that first"):
+        asking.ask(second, PROMOTE, PromoteRequest())
+    pool.kill("standby")
+    asking.promote(second)
 
 
 def test_what_a_promotion_loses_is_said_at_the_level_written_too(pool):
