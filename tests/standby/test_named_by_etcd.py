@@ -6,6 +6,7 @@ import json
 import msgspec
 import pytest
 
+from mooncake_store.cli.shared.standbys import promotion_of
 from mooncake_store.cli.shared.tree import run
 from mooncake_store.coordination.directory import Place
 from mooncake_store.errors import UnavailableError
@@ -80,8 +81,12 @@ def test_a_standby_that_is_no_member_follows_whoever_leads_and_nobody_waits_for_
     pool.lend(f"{pool.masters},{address}")
     client = pool.client(f"mooncake://{pool.masters},{address}")
     until(lambda: client.status().ready)
-    put(client, ["alone"])
+    for key in ("alone", "still"):
+        before = asking.status(address).shards[0].position
+        put(client, [key])
+        asking.until_copied(address, before)
     follows(address, members[0])
+    assert promotion_of(asking.status(address))["loses"] == "the last changes"
     assert not pool.start(1)["leads"]
     pool.counts(0, 1)  # and not the copy, which was there first
     put(client, ["both"])
@@ -108,7 +113,7 @@ def test_a_standby_that_is_no_member_follows_whoever_leads_and_nobody_waits_for_
     asking.promote(address)
     copy.wait_for_line('"leads": true')
     until(lambda: client.exists("other"))
-    assert_there(client, ["alone", "both", "other"])
+    assert_there(client, ["alone", "still", "both", "other"])
     assert client.master == address
 
 
