@@ -8,7 +8,7 @@ import sys
 from mooncake_store.wire.cluster import CLUSTER
 from mooncake_store.wire.standby import PROMOTE, STANDBY, PromoteRequest, StandbyRequest
 from tests.waiting import PATIENCE_S, until
-from transfer_engine.errors import StoreError
+from transfer_engine.errors import StoreError, UnavailableError
 from transfer_engine.rpc.blocking import BlockingConnection
 
 
@@ -48,6 +48,24 @@ def until_copied(address, beyond=0, timeout_s=PATIENCE_S):
         return False
 
     until(copied, timeout_s, "a whole copy")
+
+
+def refusal(client, timeout_s=PATIENCE_S):
+    """Why a change is refused for want of a standby; empty where it is taken.
+
+    It is refused shortly before its deadline, so that one is short. Where nothing came before it,
+    or something else is wrong, that says neither, and it is asked again.
+    """
+
+    def asked():
+        try:
+            client.put("another", b"value", upsert=True, deadline="1s")
+        except StoreError as error:
+            said = str(error)
+            return [said] if isinstance(error, UnavailableError) and "standby" in said else None
+        return [""]
+
+    return until(asked, timeout_s, "an answer to a change")[0]
 
 
 def promote(address, timeout_s=PATIENCE_S, *, hand_over=False):
