@@ -98,7 +98,7 @@ def test_a_standby_that_is_no_member_follows_whoever_leads_and_nobody_waits_for_
     ]
     code, told = mooncake("promote", pool.by_etcd)
     assert (code, told["error"]["message"]) == (2, "the members that an etcd knows elect who leads")
-    pool.programs[0].kill()
+    pool.lose(0)
     pool.leads(1)
     until(lambda: client.status().ready)
     put(client, ["other"])
