@@ -93,7 +93,7 @@ def test_the_copy_may_go_and_come_and_nobody_waits(two):
     until(lambda: told(pool, "second") is None)
     put(client, ["two"])
     assert client.status().ready
-    pool.follow(*QUICK, name="second", of=("leader", "standby"))
+    pool.follow(*QUICK, name="second", of="leader,standby")
     pool.until_copied(name="second")
     until(lambda: told(pool, "second")["address"] == pool.addresses["second"])
     assert not told(pool, "second")["counts"]
