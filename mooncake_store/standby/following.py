@@ -209,7 +209,10 @@ class RegistersFollower(Follower):
     @property
     def leader(self) -> str:
         """Where its leader is, as far as that is known."""
-        return str(self._masters.leader if self._masters.named else self._masters)
+        try:
+            return str(self._masters.leader)
+        except UnavailableError:
+            return str(self._masters)
 
     def _connect(self) -> BlockingConnection:
         search: Search[BlockingConnection] = self._masters.search(time.monotonic() + CONNECT_S)

@@ -11,7 +11,7 @@ from mooncake_store.cli.shared.tree import run
 from mooncake_store.coordination.directory import Place
 from mooncake_store.errors import UnavailableError
 from mooncake_store.wire.standby import PROMOTE, PromoteRequest
-from tests.coordination.etcds import Etcd
+from tests.coordination.etcds import Etcd, free_ports
 from tests.standby import asking
 from tests.standby.members import Members, assert_there, put
 from tests.waiting import until
@@ -118,7 +118,7 @@ def test_a_standby_that_is_no_member_follows_whoever_leads_and_nobody_waits_for_
 
 
 def test_whoever_is_named_wrongly_is_told_which_key_was_looked_up(
-    pool, start_program, tmp_path, mooncake
+    pool, etcd, start_program, tmp_path, mooncake
 ):
     wrong = pool.by_etcd + "s"
     for command in (
@@ -130,12 +130,17 @@ def test_whoever_is_named_wrongly_is_told_which_key_was_looked_up(
         assert code == 4
         assert "no key begins with mooncake/pools/" in told["error"]["message"]
     # Those that stay wait for a pool of that name, and say so.
-    for number, command in enumerate((["standby"], ["shard", "serve"])):
+    ports = free_ports(2)
+    for port, command in zip(ports, (["standby"], ["shard", "serve"]), strict=True):
         program = start_program(
-            "-m", "mooncake_store", *command, "--of", wrong, "--port", 0,
-            "--state", tmp_path / str(number),
+            "-m", "mooncake_store", *command, "--of", wrong, "--port", port,
+            "--state", tmp_path / str(port),
         )  # fmt: skip
         program.wait_for_line("no key begins with mooncake/pools/")
+    key, value = b"mooncake/pools/members/1", msgspec.json.encode(Place("127.0.0.1:1", 1))
+    etcd.post("kv/put", {"key": text_of(key), "value": text_of(value)})
+    lacking = f"nothing was heard of its leader {wrong} yet: no master answers: 127.0.0.1:1: "
+    until(lambda: asking.status(f"127.0.0.1:{ports[0]}").lacking.startswith(lacking))
     (tmp_path / "etcd.toml").write_text('user = "somebody"')
     for command in (["standbys", wrong], ["promote", wrong, "--check"], ["standby", "--of", wrong]):
         code, told = mooncake(*command, "--etcd-file", str(tmp_path / "etcd.toml"))
