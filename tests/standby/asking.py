@@ -1,10 +1,10 @@
 """What is asked of a standby, as `mooncake promote` does."""
 
 import contextlib
+import io
 import json
-import subprocess
-import sys
 
+from mooncake_store.cli.shared.tree import run
 from mooncake_store.wire.cluster import CLUSTER
 from mooncake_store.wire.standby import PROMOTE, STANDBY, PromoteRequest, StandbyRequest
 from tests.waiting import PATIENCE_S, until
@@ -20,12 +20,11 @@ def ask(address, operation, request):
 
 
 def mooncake(*arguments):
-    """Run a command to its end; return its exit code and what it printed for a program."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "mooncake_store", *arguments, "--json"],
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
-    return ran.returncode, json.loads(ran.stdout or ran.stderr)
+    """Run a command here; return its exit code and what it printed for a program."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run([*arguments, "--json"])
+    return code, json.loads(out.getvalue() or err.getvalue())
 
 
 def status(address):

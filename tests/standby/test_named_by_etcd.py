@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from mooncake_store.cli.shared.standbys import promotion_of
-from mooncake_store.cli.shared.tree import run
 from mooncake_store.coordination.directory import Place
 from mooncake_store.errors import UnavailableError
 from mooncake_store.wire.standby import PROMOTE, PromoteRequest
 from tests.coordination.etcds import Etcd, free_ports
 from tests.standby import asking
+from tests.standby.asking import mooncake
 from tests.standby.members import Members, assert_there, put
 from tests.waiting import until
 
@@ -31,18 +31,6 @@ def pool(start_program, tmp_path, etcd):
     made = Members(start_program, tmp_path, etcd.addresses[0])
     yield made
     made.close()
-
-
-@pytest.fixture
-def mooncake(capsys):
-    """Run a command here; return its exit code and what it printed for a program."""
-
-    def run_it(*arguments):
-        code = run([*arguments, "--json"])
-        printed = capsys.readouterr()
-        return code, json.loads(printed.out or printed.err)
-
-    return run_it
 
 
 def text_of(data):
@@ -64,7 +52,7 @@ def follows(address, leader):
 
 
 def test_a_standby_that_is_no_member_follows_whoever_leads_and_nobody_waits_for_it(
-    pool, etcd, start_program, tmp_path, mooncake
+    pool, etcd, start_program, tmp_path
 ):
     def standbys():
         code, told = mooncake("standbys", pool.by_etcd)
@@ -118,7 +106,7 @@ def test_a_standby_that_is_no_member_follows_whoever_leads_and_nobody_waits_for_
 
 
 def test_whoever_is_named_wrongly_is_told_which_key_was_looked_up(
-    pool, etcd, start_program, tmp_path, mooncake
+    pool, etcd, start_program, tmp_path
 ):
     wrong = pool.by_etcd + "s"
     for command in (
