@@ -265,7 +265,7 @@ class Master:
         """Bring all shards to rest, and have them split by whoever runs this master."""
         count = self.config.shards * request.factor
         refusal = ""
-        if not self._may_split or self.config.journal not in ("written", "synced"):
+        if not self._may_split or self.config.journal == "none" or self.state_path is None:
             refusal = "this master is none that can be split while it runs"
         elif set(self._seats.owned_by(MASTER)) != set(range(len(self._seats))):
             refusal = "some of its shards lead on other hosts"
@@ -275,8 +275,7 @@ class Master:
             raise UnavailableError(
                 refusal,
                 operation=SPLIT.name,
-                advice="it has to keep its state in a directory, at --journal written or synced, "
-                "and to lead all of its shards",
+                advice="it has to keep a journal in a directory, and to lead all of its shards",
             )
         if not self.split.done():
             self._seats.movable = True  # clients wait longer, which they hear with the next map
