@@ -81,6 +81,7 @@ class RegisterNews:
                     return True
                 until = min(ends, self._expected_until)
             if until <= loop.time():
+                self._expected.clear()  # one that is away holds nobody else up
                 return False
             await self._wait(until - loop.time())
 
