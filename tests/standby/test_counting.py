@@ -171,6 +171,25 @@ async def standbys_of(shards, election):
     return made
 
 
+async def test_a_copy_of_which_nobody_knows_whose_it_is_counts_nowhere(lead):
+    """As one is that a standby makes beside those that it has."""
+    (shard,) = lead(elected=False)
+    nobody = Standby(shard, 0)
+    await nobody.follow()
+    with pytest.raises(UnavailableError, match="no standby follows"):
+        shard.put()
+    first = Standby(shard, X)
+    await first.follow()
+    answered = shard.put()
+    await nobody.follow()
+    assert not answered.done()
+    await first.follow()
+    await answered
+    assert (first.exact, nobody.exact) == (True, False)
+    told = await (await standbys_of([shard], None)).told()
+    assert [each.number for each in told["standbys"]] == [X]
+
+
 async def test_another_standby_takes_the_place_of_one_that_is_gone(lead):
     (shard,) = lead()
     await shard.put()  # waits for nobody
