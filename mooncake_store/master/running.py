@@ -127,7 +127,7 @@ async def lead(
                 secret=secret,
                 election=election,
                 lead=shards,
-                may_split=election is None,
+                may_split=True,
                 told=told,
                 ahead=ahead,
             )
@@ -139,6 +139,8 @@ async def lead(
             config = msgspec.structs.replace(master.config, port=address.port)
             assert master.state_path is not None
             config, told = await _split(config, master.state_path, master.split.result())
+            if ending.done():
+                return  # another one may lead by now, or it was told to stop
     finally:
         ending.cancel()
 

@@ -126,6 +126,7 @@ class Master:
         self._supervisor: Supervisor | None = None
         self._farm: Farm | None = None
         self._hosts: Hosts | None = None
+        self._moves: Moves | None = None
         self._service: ShardService | None = None
         self._rounds: asyncio.Future[None] | None = None
         self._servers: list[Server] = []
@@ -233,9 +234,17 @@ class Master:
             lambda shard: cluster.bases(shard, count),
             cluster.keep,
             cluster.reconcile,
+            self._standbys.fence,
         )
-        moves = Moves(
-            self._seats, hosts, farm, cluster.lock, cluster.keep, cluster.reconcile, self._end_own
+        moves = self._moves = Moves(
+            self._seats,
+            hosts,
+            farm,
+            cluster.lock,
+            cluster.keep,
+            cluster.announce,
+            cluster.reconcile,
+            self._end_own,
         )
         service.also_answer(
             {
@@ -265,7 +274,7 @@ class Master:
         """Bring all shards to rest, and have them split by whoever runs this master."""
         count = self.config.shards * request.factor
         refusal = ""
-        if not self._may_split or self.config.journal not in ("written", "synced"):
+        if not self._may_split or self.config.journal == "none" or self.state_path is None:
             refusal = "this master is none that can be split while it runs"
         elif set(self._seats.owned_by(MASTER)) != set(range(len(self._seats))):
             refusal = "some of its shards lead on other hosts"
@@ -275,8 +284,7 @@ class Master:
             raise UnavailableError(
                 refusal,
                 operation=SPLIT.name,
-                advice="it has to keep its state in a directory, at --journal written or synced, "
-                "and to lead all of its shards",
+                advice="it has to keep a journal in a directory, and to lead all of its shards",
             )
         if not self.split.done():
             self._seats.movable = True  # clients wait longer, which they hear with the next map
@@ -400,6 +408,8 @@ class Master:
         # First those who wait for something, or they would hold the end up.
         if self._service is not None:
             self._service.stop()
+        if self._moves is not None:
+            await self._moves.stop()
         if self._farm is not None:
             await self._farm.close()
         if self._cluster is not None:

@@ -40,7 +40,8 @@ from mooncake_store.core.reads import extents_of
 from mooncake_store.core.restore import StreamEnd, restore
 from mooncake_store.core.segment import GUEST, NEVER
 from mooncake_store.journal.origin import Origin
-from mooncake_store.journal.ring_file import remove_rings
+from mooncake_store.journal.ring_file import move_rings, remove_rings
+from mooncake_store.master.counting import Counted, count_standby, counting_standby
 from mooncake_store.master.exporting import check_whole, restored_shard
 from mooncake_store.master.importing import WRITE_S, placed
 from mooncake_store.master.keeping import Keeper, take_lock
@@ -140,6 +141,7 @@ def finish_split(path: Path) -> None:
             if former.is_dir():
                 remove_rings(former)
                 shutil.rmtree(former)
+            move_rings(unfinished / name, former)  # copies have some, from when they were made
             os.rename(ready / name, former)
         ready.rmdir()
         sync_folder(path)
@@ -214,8 +216,12 @@ class _Splitting:
         parts = _Parts(shard, number * self._factor, self._factor, self._count)
         now = max(facts.now, self._clock.now_ns() + seen.ahead_ns)
         ends = facts.horizon, facts.events_next, facts.generation
+        counted = counting_standby(seen.folder)
         for at in range(self._factor):
             self._write(parts, at, now, StreamEnd(now, *ends, 1), seen)
+            if counted != Counted():
+                # It has all that was answered until now, so nothing may be answered without it.
+                count_standby(self._place / f"shard-{parts.first + at}", counted)
         return shard.objects
 
     def _write(self, parts: _Parts, at: int, now: int, end: StreamEnd, seen: Seen) -> None:
