@@ -244,9 +244,10 @@ class _Union:
 
     def cells(self) -> Iterator[NDArray[np.int64]]:
         """Yield the words that say all of them; each goes as soon as it is told."""
+        # Segments behind those that are forgotten: some of these shards may still know one.
+        yield from map(fact_cell, self._forgotten())
         facts = self._tenants, self._clients, self._segments
         yield from (fact_cell(fact) for some in facts for fact in some.values())
-        yield from map(fact_cell, self._forgotten())
         waiting = [self._waiting(at) for at in range(len(self._shards))]
         for each in waiting:
             yield from extent_cells(each)
