@@ -160,8 +160,8 @@ async def _reshard(config: MasterConfig, state: Path, change: Change) -> tuple[M
         log.error("there are no other shards than before: %s", error)
         return config, str(error)
     log.info(
-        "%d shards with %d objects were made of %d in %.2f s",
-        made.shards, made.objects, config.shards, time.monotonic() - began,
+        "of %d shards %d were made, with %d objects, in %.2f s",
+        config.shards, made.shards, made.objects, time.monotonic() - began,
     )  # fmt: skip
     return msgspec.structs.replace(config, shards=made.shards), ""
 
