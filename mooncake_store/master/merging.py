@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 __all__ = ["merge_state"]
 
 GENERATIONS = 1 << 32
+_OFFSET_BITS = 47
+"""An offset in a segment has no more, its number 15."""
 
 
 def merge_state(
@@ -410,45 +412,43 @@ class _Union:
         Or had: what nobody has any more is found out by the master. What one of these has is no
         guest of another any more.
         """
-        kept = [np.empty((0, 5), np.int64)]
+        live = [index for index, layout in self._layouts.items() if layout.uuid]
         every = [self._moved(at, shard.guests()) for at, shard in enumerate(self._shards)]
         guests = np.concatenate(every)
-        for index in np.unique(guests[:, 0]).tolist():
-            layout = self._layouts.get(index)
-            if layout is None or not layout.uuid:
-                continue
-            some = guests[guests[:, 0] == index]
-            own = np.concatenate(
-                [each[each[:, 0] == index][:, 1:3] for each in waiting]
-                + [self._places(at, index) for at in range(len(self._shards))]
-            )
-            own = own[np.argsort(own[:, 0])]
-            behind = np.searchsorted(own[:, 0], some[:, 1] + some[:, 2])
-            ends = np.maximum.accumulate(np.concatenate([[-1], own[:, 0] + own[:, 1]]))
-            kept.append(some[ends[behind] <= some[:, 1]])
-        left = np.concatenate(kept)
-        left[:, 3] = GUEST + 1 + np.arange(len(left))
-        left[:, 4] = NEVER
-        return left
+        guests = guests[np.isin(guests[:, 0], live)]
+        own = [each[:, :3] for each in waiting]
+        if len(guests):
+            own += [self._places(at) for at in range(len(self._shards))]
+        begins, ends = _ranges(np.concatenate(own))
+        order = np.argsort(begins)
+        # Where what begins before the end of a guest ends, at the latest.
+        reach = np.maximum.accumulate(np.concatenate([[-1], ends[order]]))
+        starts, stops = _ranges(guests)
+        left = guests[reach[np.searchsorted(begins[order], stops)] <= starts]
+        number = GUEST + 1 + np.arange(len(left))
+        return np.column_stack([left, number, np.full(len(left), NEVER)])
 
-    def _moved(self, at: int, guests: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return guests of a shard where they lie for the new one, with one more column."""
-        moved = np.concatenate([guests, np.zeros((len(guests), 1), np.int64)], axis=1)
+    def _moved(self, at: int, extents: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where extents of a shard lie for the new one: segment, offset, size."""
+        moved = extents[:, :3].copy()
         moved[:, 1] += self._begins(at)[moved[:, 0]]
         return moved
 
-    def _places(self, at: int, index: int) -> NDArray[np.int64]:
-        """Return where the objects of a shard lie in a segment, and how long they are."""
+    def _places(self, at: int) -> NDArray[np.int64]:
+        """Return where the objects of a shard lie, as `_moved` does."""
         shard = self._shards[at]
-        found = [np.empty((0, 2), np.int64)]
+        found = [np.empty((0, 3), np.int64)]
         for rows in readable_rows(shard):
             row, segment, offset = extents_of(shard, rows)
-            here = segment == index
-            sizes = shard.rows["size"][row[here]].astype(np.int64)
-            found.append(np.stack([offset[here], sizes], axis=1))
-        places = np.concatenate(found)
-        places[:, 0] += self._layouts[index].slices[at][0]
-        return places
+            size = shard.rows["size"][row].astype(np.int64)
+            found.append(np.column_stack([segment, offset, size]).astype(np.int64))
+        return self._moved(at, np.concatenate(found))
+
+
+def _ranges(extents: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where extents begin and end, as numbers that differ between segments."""
+    begins = (extents[:, 0] << _OFFSET_BITS) + extents[:, 1]
+    return begins, begins + extents[:, 2]
 
 
 def _together(states: Iterable[SegmentState]) -> SegmentState:

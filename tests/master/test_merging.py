@@ -77,7 +77,7 @@ def live_on(state, rng, there, first):
         state.go_round()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_whatever_becomes_of_shards_no_object_changes_and_no_place_is_given_out_twice(made, seed):
     rng = random.Random(seed)
     sizes = [rng.randrange(1, 9) * MIB + rng.randrange(3) * 12_345 for _ in range(3)]
