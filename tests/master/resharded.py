@@ -81,14 +81,15 @@ class State:
                     self.mount(at, known)
 
     def mount(self, at: int, known: KeptSegment) -> None:
-        """Let a shard have its slice of a segment."""
-        shard = self.shards[at]
+        """Let a shard have its slice of a segment, as the master does, also of one that it has."""
+        shard, count = self.shards[at], len(self.shards)
+        shares = known.shares or count
         status, number = shard.mount(
             self.now(at),
             shard.clients[WORKER.uuid].handle,
             known.uuid,
             known.name,
-            slice_of(known.nbytes, at, len(self.shards))[1],
+            slice_of(known.nbytes, at * shares // count, shares)[1],
             "host",
             known.number,
         )
@@ -277,6 +278,10 @@ class State:
                         ),
                     )  # fmt: skip
         return found
+
+    def given_out(self) -> int:
+        """How many bytes all of them may give out."""
+        return sum(segment.nbytes for shard in self.look() for segment in shard.segments())
 
     def check_space(self) -> int:
         """Nothing overlaps, and nothing that is given out; return how many bytes were."""

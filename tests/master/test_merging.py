@@ -123,6 +123,25 @@ def test_what_was_split_and_merged_gives_out_what_it_did_before(made):
     assert not any(len(shard.guests()) for shard in state.look())
 
 
+def test_slices_that_end_at_other_places_are_joined_as_well(made):
+    # Large slices have another unit than small ones.
+    state = made(8, 255 * MIB + 12_345)
+    with state.run():
+        for first in range(0, 1000, 50):
+            state.put(range(first, first + 50), 500_000)
+    before, free = state.objects(), state.given_out()
+    state.merge(4)
+    assert state.objects() == before
+    assert state.given_out() == free
+    with state.run():
+        for at in range(2):
+            for known in state.registers.segments:
+                state.mount(at, known)
+    state.merge(2)
+    assert state.objects() == before
+    assert state.look()[0].segments()[0].part == ()
+
+
 def test_guests_of_shards_beyond_those_that_are_merged_stay_until_they_are_gone(made):
     state = made(1)
     with state.run():
