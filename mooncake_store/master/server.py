@@ -72,6 +72,9 @@ __all__ = ["Addresses", "Master"]
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+HEARD_S = 0.25
+"""How long shards refuse before their master ends: who asks meanwhile hears with the map that he
+may have to wait longer."""
 RESTING_S = 10.0
 """How long a master that is to hand over waits for its standby to have all, before it leads on."""
 
@@ -281,12 +284,13 @@ class Master:
         if not count:
             raise change.impossible(self.config.shards)
         if not self.resharding.done():
-            self._seats.movable = True  # clients wait longer, which they hear with the next map
+            self._seats.movable = True
             assert self._supervisor is not None
             # While the shards go on: it is most of what it takes.
             ahead = map(self._supervisor.start_ahead, range(count) if count > 1 else ())
             await asyncio.gather(load_kernels(), *ahead)
             await rest(self._seats)
+            await asyncio.sleep(HEARD_S)
             if not self.resharding.done():
                 self.resharding.set_result(change)
         return SplitBegun(count)

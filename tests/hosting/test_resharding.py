@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from mooncake_store import StoreError
+from mooncake_store.client import single, writes
 from mooncake_store.wire.hosts import MERGE, Merge
 from tests.hosting.test_hosts import KEYS, check_all, put_all, value_of
 from tests.waiting import until
@@ -83,6 +84,38 @@ def test_clients_go_on_while_shards_are_merged_and_split(pool):
     pool.stop("master")
     pool.lead("--shards", 4)
     assert len(client.store_stats()) == 2
+    check_all(client)
+
+
+def test_puts_that_do_not_end_in_time_begin_anew(pool, monkeypatch):
+    pool.lead("--shards", 2)
+    pool.lend()
+    client = pool.client()
+    end, write = writes.Putting.end, single._write
+    asked = []
+
+    def changed(*what):
+        if what not in asked:
+            asked.append(what)
+            code, said = change(pool, *what)
+            assert code == 0, said
+
+    def end_late(putting, index):
+        changed("merge", 2)
+        yield from end(putting, index)
+
+    def write_late(*arguments):
+        written = yield from write(*arguments)
+        changed("split", 2)
+        return written
+
+    client.put("known", b"who lends memory")
+    monkeypatch.setattr(writes.Putting, "end", end_late)
+    put_all(client)
+    monkeypatch.setattr(single, "_write", write_late)
+    client.put("alone", b"a value")
+    assert asked == [("merge", 2), ("split", 2)]
+    assert bytes(client.get("alone")) == b"a value"
     check_all(client)
 
 
