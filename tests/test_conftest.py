@@ -98,13 +98,15 @@ def test_after(): pass
 
 @pytest.mark.slow
 def test_a_test_that_leaves_memory_fails_the_run_by_its_name(tmp_path):
-    left, lock = Path("/dev/shm") / f"mooncake-test-{os.getpid()}.ring", tmp_path / "lock"
+    folder, lock = tmp_path / "shm", tmp_path / "lock"
+    folder.mkdir()
+    left, where = folder / "mooncake-test.ring", {"FOLDER": str(folder), "LOCK": str(lock)}
     (tmp_path / "conftest.py").write_text(
         "import os, pathlib\n"
-        "from tests.shared_memory import FOLDER, SharedMemory\n"
-        "lock = pathlib.Path(os.environ['LOCK'])\n"
+        "from tests.shared_memory import SharedMemory\n"
+        "folder, lock = (pathlib.Path(os.environ[name]) for name in ('FOLDER', 'LOCK'))\n"
         "def pytest_configure(config):\n"
-        "    config.pluginmanager.register(SharedMemory(FOLDER, lock))\n"
+        "    config.pluginmanager.register(SharedMemory(folder, lock))\n"
     )
     (tmp_path / "test_leaving.py").write_text(LEAVING)
     command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "-p", "no:cacheprovider"]
@@ -112,8 +114,7 @@ def test_a_test_that_leaves_memory_fails_the_run_by_its_name(tmp_path):
     def run(path):
         return subprocess.run(
             [*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S,
-            env=os.environ | {"LEFT": str(path), "LOCK": str(lock), "PYTHONPATH": str(ROOT)},
-            check=False,
+            env=os.environ | where | {"LEFT": str(path), "PYTHONPATH": str(ROOT)}, check=False,
         )  # fmt: skip
 
     try:

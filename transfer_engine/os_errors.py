@@ -17,7 +17,7 @@ from transfer_engine.errors import (
 if TYPE_CHECKING:
     from transfer_engine.errors import StoreError
 
-__all__ = ["open_error"]
+__all__ = ["check_room", "open_error"]
 
 
 def open_error(name: str, error: OSError) -> StoreError:
@@ -34,3 +34,19 @@ def open_error(name: str, error: OSError) -> StoreError:
     if error.errno == errno.EBUSY:
         return ConfigError(what, operation="open", advice="it is mounted or otherwise claimed")
     return ConfigError(what, operation="open")
+
+
+def check_room(fd: int, nbytes: int, name: str) -> None:
+    """Refuse what the file system of a descriptor has no room for, before any of it is taken.
+
+    To ask it for more than it has would fill it until it says so, and who else writes there then
+    finds a full disk. Raises NoSpaceError.
+    """
+    found = os.fstatvfs(fd)
+    free = found.f_bavail * found.f_frsize
+    if found.f_blocks and free < nbytes:  # a tmpfs without a limit has no blocks
+        raise NoSpaceError(
+            f"process {os.getpid()} cannot create {name}: {nbytes} bytes are wanted, {free} free",
+            operation="create",
+            advice="free some, or ask for less; a tmpfs has more after mount -o remount,size=...",
+        )

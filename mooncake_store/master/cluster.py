@@ -25,6 +25,7 @@ import msgspec
 
 from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.master.all_shards import AllShards, numbers_in, refusals, state_of, states_in
+from mooncake_store.master.bounds import check_mount
 from mooncake_store.master.doors import acceptable, doors_of, well_named
 from mooncake_store.master.lineage import Lineage
 from mooncake_store.master.overview import Overview
@@ -257,6 +258,7 @@ class Cluster:
     async def _mount(self, request: wire.Mount) -> wire.Mounted:
         if not well_named(request.uuid, request.name):
             return _refused(request, Status.INVALID_PARAMS)
+        check_mount(request)
         workers = self._roster.workers
         async with self.lock:
             worker = workers.get(request.uuid)

@@ -42,13 +42,13 @@ class Following:
         # Nobody knows what lies between here and a number of another life, or one that never was.
         lost = request.stream != site.stream or request.number > following
         told = self._since(following if lost else request.number, limit, lost=lost)
-        patient = request.wait_ms and limit and not site.followers.full and not site.stopped
+        patient = request.wait_ms and limit and not site.stopped
         if len(told["events"]) or told["gap"] or not patient:
             return told
-        return self._wait(following, limit, wait_max_ms(request.wait_ms, deadline_ms))
+        return self._wait(peer, following, limit, wait_max_ms(request.wait_ms, deadline_ms))
 
-    async def _wait(self, number: int, limit: int, wait_ms: int) -> Answer:
-        await self._site.followers.wait(number, wait_ms / 1000)
+    async def _wait(self, peer: Peer, number: int, limit: int, wait_ms: int) -> Answer:
+        await self._site.followers.wait(peer.handle, number, wait_ms / 1000)
         return self._since(number, limit)
 
     def _since(self, number: int, limit: int, *, lost: bool = False) -> Answer:

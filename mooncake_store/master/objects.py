@@ -15,6 +15,7 @@ from mooncake_store.core.names import Names
 from mooncake_store.core.options import DEFAULTS, HintAction, SoftPin, StartOptions
 from mooncake_store.core.records import Status
 from mooncake_store.master.answers import Answer, answers
+from mooncake_store.master.bounds import GROUP_BYTES_MAX
 from mooncake_store.master.pending import Put
 from mooncake_store.master.site import wait_max_ms
 from mooncake_store.master.words import words
@@ -59,7 +60,7 @@ class Objects:
         else:
             start = self._shard.upsert_start if upsert else self._shard.put_start
             rows, replicas = start(self._now(), *asked)
-        patient = request.wait_ms and not site.puts.full and not site.stopped
+        patient = request.wait_ms and not site.stopped
         # With one replica each there are as many as accepted keys: nobody has to look.
         refused = len(replicas) < len(rows) or options.replicas > 1
         if refused and patient and (rows["status"] == Status.NO_SPACE).any():
@@ -222,10 +223,20 @@ def _options_of(request: Any) -> StartOptions:
             hard_pin=hard_pin,
             preferred=_texts(request.preferred),
             excluded=_texts(request.excluded),
-            groups=_texts(request.groups) or None,
+            groups=_groups_of(request.groups),
         )
     except ValueError as error:
         raise InvalidArgumentError(f"an option of the put is unknown: {error}") from error
+
+
+def _groups_of(column: Ragged) -> tuple[str, ...] | None:
+    longest = int(np.diff(column.offsets).max(initial=0))
+    if longest > GROUP_BYTES_MAX:
+        raise InvalidArgumentError(
+            f"the name of a group has {longest} bytes, at most {GROUP_BYTES_MAX} are taken",
+            advice="use a shorter one, such as a digest of it",
+        )
+    return _texts(column) or None
 
 
 def _texts(column: Ragged) -> tuple[str, ...]:

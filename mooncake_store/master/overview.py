@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_store.core.records import SegmentState, Tier
 from mooncake_store.identity import secret_of
+from mooncake_store.master.bounds import check_label
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire import cluster as wire
 from transfer_engine.rpc.address import Address
@@ -78,6 +79,7 @@ class Overview:
         While nothing can be read before its worker has mounted, as behind a standby that was just
         promoted, all that a client asked for would be a miss.
         """
+        check_label("namespace", request.namespace)
         if request.namespace and self._awaited:
             return self._map_later(connection, request)
         return self.cluster_map(connection, request)

@@ -1,9 +1,10 @@
 """Requests that wait: puts for space, followers for events.
 
-A put that found no space is tried again after every tick until its time is over, oldest first,
-within a few milliseconds per tick, so that a full pool does not starve those who only read.
+A put that found no space is tried again after every tick until its time is over, oldest first.
+That takes a tenth of the time at most, so that a full pool does not starve those who only read.
 Answers of several attempts are merged key by key, in the order of the request. Both queues are
-bounded; who finds one full is answered at once with what there is.
+bounded, and what one client may have in them; who finds no place is answered at once with what
+there is.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from mooncake_store.core.names import Names
 from mooncake_store.core.records import Status
+from mooncake_store.master.bounds import Places
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,11 +31,11 @@ if TYPE_CHECKING:
 
 __all__ = ["EventQueue", "Put", "PutQueue"]
 
-PUTS_WAITING_MAX = 1024
-FOLLOWERS_MAX = 1024
+PUTS_WAITING_MAX, OF_ONE_CLIENT_MAX = 1024, 128
+FOLLOWERS_MAX, FOLLOWERS_OF_ONE_MAX = 1024, 64
 EVERY_NUMBER = 1 << 64
-RETRY_S = 0.004
-"""Time per tick for puts that wait."""
+RETRY_S, REST_S = 0.004, 0.036
+"""Time for the puts that wait, and until the next time where that was too little for all."""
 
 
 class Put(NamedTuple):
@@ -125,11 +127,8 @@ class PutQueue:
         self._shard = shard
         self._now = now
         self._waiting: deque[_WaitingPut] = deque()
-
-    @property
-    def full(self) -> bool:
-        """Whether no further put may wait."""
-        return len(self._waiting) >= PUTS_WAITING_MAX
+        self._places = Places(PUTS_WAITING_MAX, OF_ONE_CLIENT_MAX)
+        self._rests_until = 0.0
 
     @property
     def empty(self) -> bool:
@@ -139,9 +138,15 @@ class PutQueue:
     async def wait(
         self, put: Put, rows: NDArray[Any], replicas: NDArray[Any], wait_ns: int
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the answers once every key has space or its time is over."""
+        """Return the answers once every key has space or its time is over.
+
+        At once where no place is left to wait at.
+        """
+        if not self._places.free_for(put.client):
+            return rows, replicas
         waiting = _WaitingPut(put, rows, replicas, self._now() + wait_ns)
         self._waiting.append(waiting)
+        self._places.take(put.client)
         try:
             await waiting.done
         except asyncio.CancelledError:
@@ -150,6 +155,7 @@ class PutQueue:
                 self._shard.put_revoke(self._now(), put.client, *waiting.granted())
             raise
         finally:
+            self._places.leave(put.client)
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
         return waiting.rows, waiting.replicas()
@@ -178,8 +184,11 @@ class PutQueue:
                 waiting.done.set_result(None)
 
     def retry(self, now: int) -> None:
-        """Try as many as the time of one tick allows; those not reached come first next time."""
-        stop = time.perf_counter() + RETRY_S
+        """Try as many as there is time for; those not reached come first next time."""
+        begun = time.perf_counter()
+        if begun < self._rests_until:
+            self._end_late(now)
+            return
         for _ in range(len(self._waiting)):
             waiting = self._waiting.popleft()
             if waiting.done.done():
@@ -188,8 +197,16 @@ class PutQueue:
                 waiting.done.set_result(None)
                 continue
             self._waiting.append(waiting)
-            if time.perf_counter() >= stop:
+            if time.perf_counter() >= begun + RETRY_S:
+                self._rests_until = time.perf_counter() + REST_S
+                self._end_late(now)
                 return
+
+    def _end_late(self, now: int) -> None:
+        """Answer those whose time is over before it is their turn."""
+        for waiting in self._waiting:
+            if now >= waiting.deadline_ns and not waiting.done.done():
+                waiting.done.set_result(None)
 
 
 class EventQueue:
@@ -198,28 +215,31 @@ class EventQueue:
     def __init__(self) -> None:
         # Each with the number it waits for.
         self._waiting: dict[asyncio.Future[None], int] = {}
+        self._places = Places(FOLLOWERS_MAX, FOLLOWERS_OF_ONE_MAX)
         self._woken = 0
-
-    @property
-    def full(self) -> bool:
-        """Whether no further follower may wait."""
-        return len(self._waiting) >= FOLLOWERS_MAX
 
     @property
     def empty(self) -> bool:
         """Whether nobody waits."""
         return not self._waiting
 
-    async def wait(self, number: int, wait_s: float) -> None:
-        """Return when the event with this number exists, or the time is over."""
+    async def wait(self, client: int, number: int, wait_s: float) -> None:
+        """Return when the event with this number exists, or the time is over.
+
+        At once where no place is left to wait at.
+        """
+        if not self._places.free_for(client):
+            return
         news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[news] = number
+        self._places.take(client)
         try:
             async with asyncio.timeout(wait_s):
                 await news
         except TimeoutError:
             pass
         finally:
+            self._places.leave(client)
             del self._waiting[news]
 
     def wake(self, next_number: int) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mooncake_store.core.records import SegmentState
+from mooncake_store.master.bounds import SEGMENTS_OF_WORKER_MAX
 from mooncake_store.master.registers import (
     SEGMENT_NUMBERS,
     KeptSegment,
@@ -96,7 +97,7 @@ class Roster:
         One that is known keeps its number and its state; that it was suspect is over.
         """
         known = self.find(spec.uuid)
-        number = self._free_number() if known is None else known.number
+        number = self._free_number(worker) if known is None else known.number
         if number < 0:
             return None
         silent = known is not None and known.state == SegmentState.SUSPECT
@@ -105,7 +106,9 @@ class Roster:
         segment = self._announced[number] = LentSegment(number, worker, spec, state, shares)
         return segment
 
-    def _free_number(self) -> int:
+    def _free_number(self, worker: LentWorker) -> int:
+        if len(worker.numbers) >= SEGMENTS_OF_WORKER_MAX:
+            return -1
         for step in range(1, SEGMENT_NUMBERS + 1):
             number = (self._last_number + step) % SEGMENT_NUMBERS
             if (

@@ -19,6 +19,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from mooncake_store.master.answers import AnswerTable
+from mooncake_store.master.bounds import NEW_NAMESPACES_OF_READERS_MAX, check_label
 from mooncake_store.master.clients import Peer
 from mooncake_store.master.contents import Contents
 from mooncake_store.master.copying import Copying
@@ -69,6 +70,7 @@ class ShardService:
         self.site = site = Site(shard, place, times, clock, keeper)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._seen = 0  # requests up to the last tick
+        self._of_readers = 0  # namespaces that readers named first
         self._timer: asyncio.TimerHandle | None = None
         nouns = Objects(site), Contents(site), Following(site), Copying(site)
         self._table = AnswerTable(site, nouns)
@@ -150,13 +152,9 @@ class ShardService:
         request = wire.OPEN.request.unpack(frame.body)
         if len(request.uuid) != 16:
             raise InvalidArgumentError(f"a client uuid has 16 bytes, not {len(request.uuid)}")
-        now = site.now()
-        run = site.clients.enroll(now, request.uuid, request.epoch, request.host)
-        tenant = site.shard.tenant(request.namespace or "default")
-        if tenant < 0:
-            raise UnavailableError(
-                "the shard knows too many namespaces", advice="use one that it knows"
-            )
+        check_label("host", request.host)
+        tenant = self._tenant(request.namespace or "default", connection.session.read_only)
+        run = site.clients.enroll(site.now(), request.uuid, request.epoch, request.host)
         site.clients.connect(run, connection)
         connection.context = Peer(run.handle, tenant, connection.session.read_only)
         connection.on_close(lambda: site.clients.disconnect(site.now(), run, connection))
@@ -169,3 +167,17 @@ class ShardService:
                 wire.BATCH_MAX,
             )
         )
+
+    def _tenant(self, namespace: str, read_only: bool) -> int:
+        """Return the number of a namespace, which may be new. Raises UnavailableError."""
+        check_label("namespace", namespace)
+        shard = self.site.shard
+        new = namespace not in shard.tenants
+        few = not read_only or self._of_readers < NEW_NAMESPACES_OF_READERS_MAX
+        tenant = shard.tenant(namespace) if few or not new else -1
+        if tenant < 0:
+            raise UnavailableError(
+                "the shard knows too many namespaces", advice="use one that it knows"
+            )
+        self._of_readers += new and read_only
+        return tenant

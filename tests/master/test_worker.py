@@ -156,7 +156,7 @@ def owner(name, shards):
 
 
 def test_a_worker_that_drains_takes_no_object_along(start_cluster, wire_to, engine):
-    running = start_cluster(1)
+    running = start_cluster(1, master={"suspect_after_pings": 1000, "client_ttl": "1h"})
     cluster = wire_to(running)
     leaving = Worker(settings(master=running.address, segments="32MiB", name="leaving"))
     leaving.start()

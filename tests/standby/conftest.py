@@ -33,9 +33,12 @@ class Pool:
 
     def run(self, name: str, command: str, *options: object, version: tuple[str, ...] = NOW) -> Any:
         """Start a program and wait until it says that it is ready."""
-        program = self._start("-m", *version, command, "--json", *options)
-        self.programs[name] = program
-        facts = json.loads(program.wait_for_line('"ready"'))
+        self.programs[name] = self._start("-m", *version, command, "--json", *options)
+        return self.until_ready(name)
+
+    def until_ready(self, name: str) -> Any:
+        """Wait until a program says that it is, and what it is."""
+        facts = json.loads(self.programs[name].wait_for_line('"ready"'))
         self.addresses[name] = facts["address"]
         return facts
 
@@ -48,10 +51,16 @@ class Pool:
         self, *options: object, name: str = "standby", version: tuple[str, ...] = NOW
     ) -> None:
         """Start a standby."""
-        leader, folder = self.addresses["leader"], self.state(name)
-        self.run(
-            name, "standby", "--of", leader, "--port", 0, "--state", folder, *options,
-            version=version,
+        self.begin_to_follow("leader", *options, name=name, version=version)
+        self.until_ready(name)
+
+    def begin_to_follow(
+        self, of: str, *options: object, name: str, version: tuple[str, ...] = NOW
+    ) -> None:
+        """Start a standby of one that leads, or will: it is not ready before."""
+        self.programs[name] = self._start(
+            "-m", *version, "standby", "--json", "--of", self.addresses[of], "--port", 0,
+            "--state", self.state(name), *options,
         )  # fmt: skip
 
     def lend(self, *masters: str) -> None:

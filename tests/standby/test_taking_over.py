@@ -395,6 +395,9 @@ def test_a_leader_hands_over_and_nobody_who_uses_the_pool_notices(pool, shards):
     pool.follow(*options)
     pool.lend("leader", "standby")
     pool.until_copied()
+    # Changes wait some seconds for the next standby, too few for a busy machine to start one.
+    pool.begin_to_follow("standby", *options, name="next")
+    pool.programs["next"].wait_for_line("this is a standby of")  # it asked, and asks again
     client = pool.client("leader", "standby", deadline=PATIENCE_S)
     early, late, failed, over = [f"early-{n:05d}" for n in range(500)], [], [], threading.Event()
     put(client, early)
@@ -419,16 +422,18 @@ def test_a_leader_hands_over_and_nobody_who_uses_the_pool_notices(pool, shards):
         # Whoever starts it again as before would have two.
         with pytest.raises(pytest.fail.Exception, match="has handed its pool over to a standby"):
             pool.lead(*options)
+        handed = len(late)
+        until(lambda: failed or len(late) > handed + 100)
+        pool.until_ready("next")
         # As a standby it goes on in the directory that it has.
         pool.change_places()
         pool.follow(*options)
-        handed = len(late)
-        until(lambda: failed or len(late) > handed + 100)
+        asking.until_copied(pool.addresses["standby"])
     finally:
         over.set()
         using.join()
     assert not failed
-    led = pool.take_over()
+    led = pool.take_over("next")
     until(lambda: led.exists_many(early + late).all())
     assert_there(led, early + late)
 

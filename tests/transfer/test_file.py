@@ -1,5 +1,6 @@
 """File segments: the conformance suite on each kind of file, and what only files can do wrong."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -300,11 +301,26 @@ def test_a_full_disk_is_an_error_of_the_request():
         assert batch.statuses.tolist() == [NO_SPACE]
 
 
-def test_creating_reserves_space_or_leaves_nothing(tmp_path):
-    path = tmp_path / "huge"
-    free = os.statvfs(tmp_path)
-    with pytest.raises(NoSpaceError, match="cannot open"):
+def test_what_a_disk_has_no_room_for_is_refused_before_it_takes_any(tmp_path, monkeypatch):
+    """Else the disk is full for a moment, and who else writes there fails."""
+    path, free = tmp_path / "huge", os.statvfs(tmp_path)
+    asked = []
+    monkeypatch.setattr(os, "posix_fallocate", lambda *request: asked.append(request))
+    with pytest.raises(NoSpaceError, match=r"huge: \d+ bytes are wanted, \d+ free"):
         FileSegment.create(path, free.f_blocks * free.f_frsize * 2)
+    assert not asked
+    assert not path.exists()
+
+
+def test_creating_reserves_space_or_leaves_nothing(tmp_path, monkeypatch):
+    def taken_meanwhile(*request):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "segment"
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", taken_meanwhile)
+        with pytest.raises(NoSpaceError, match="cannot open"):
+            FileSegment.create(path, 1 << 20)
     assert not path.exists()
     with FileSegment.create(path, 1 << 20):
         assert path.stat().st_blocks * 512 >= 1 << 20

@@ -15,7 +15,7 @@ import os
 from typing import TYPE_CHECKING, ClassVar
 
 from transfer_engine.errors import InvalidArgumentError, NotFoundError
-from transfer_engine.os_errors import open_error
+from transfer_engine.os_errors import check_room, open_error
 from transfer_engine.segments.blockfile import BlockFile
 from transfer_engine.segments.memory import OpenSegment, check_name, check_uuid
 
@@ -75,9 +75,7 @@ class FileSegment(OpenSegment):
             raise open_error(whole, error) from error
         try:
             try:
-                os.posix_fallocate(fd, 0, -(-size // _ROUND_BYTES) * _ROUND_BYTES)
-            except OSError as error:
-                raise open_error(whole, error) from error
+                _reserve(fd, size, whole)
             finally:
                 os.close(fd)
             file = BlockFile.open(whole, direct=direct, durable=durable)
@@ -133,3 +131,12 @@ class FileSegment(OpenSegment):
 
     def __repr__(self) -> str:
         return f"FileSegment({self.name!r}, {self.uuid.hex()}, {self.size} bytes, {self.page_kind})"
+
+
+def _reserve(fd: int, size: int, path: str) -> None:
+    rounded = -(-size // _ROUND_BYTES) * _ROUND_BYTES
+    check_room(fd, rounded, path)
+    try:
+        os.posix_fallocate(fd, 0, rounded)
+    except OSError as error:
+        raise open_error(path, error) from error

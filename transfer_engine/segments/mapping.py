@@ -36,11 +36,10 @@ from transfer_engine.errors import (
     AuthError,
     ConfigError,
     InvalidArgumentError,
-    NoSpaceError,
     NotFoundError,
     TransferError,
 )
-from transfer_engine.os_errors import open_error
+from transfer_engine.os_errors import check_room, open_error
 from transfer_engine.segments.geometry import measure
 
 __all__ = [
@@ -176,8 +175,10 @@ def reserve(fd: int, name: str) -> None:
 
     O(bytes) in memory, quick on a disk; no other thread of this process waits for it.
     """
+    found = os.fstat(fd)
+    check_room(fd, found.st_size - 512 * found.st_blocks, name)
     try:
-        os.posix_fallocate(fd, 0, os.fstat(fd).st_size)
+        os.posix_fallocate(fd, 0, found.st_size)
     except OSError as error:
         raise open_error(name, error) from error
 
@@ -223,17 +224,10 @@ def _create_named(size: int, path: str, hugepages: HugePages) -> tuple[int, str]
     except OSError as error:
         raise open_error(path, error) from error
     try:
-        found = os.fstatvfs(fd)
         if _kind_of(fd) == "hugetlb":
-            size = -(-size // found.f_bsize) * found.f_bsize  # it has whole pages only
-        free = found.f_bavail * found.f_frsize
-        # A tmpfs without a limit has no blocks. A page that finds no room kills who touches it.
-        if found.f_blocks and free < size:
-            raise NoSpaceError(
-                f"process {os.getpid()} cannot create {path}: {size} bytes are wanted, {free} free",
-                operation="create",
-                advice="free some, ask for less, or raise the limit (mount -o remount,size=...)",
-            )
+            page = os.fstatvfs(fd).f_bsize
+            size = -(-size // page) * page  # it has whole pages only
+        check_room(fd, size, path)  # a page that finds no room kills who touches it
         os.ftruncate(fd, size)
         kind = _kind_of(fd)  # only now it is known whether huge pages fit into it
         if hugepages == "require" and kind not in ("thp", "hugetlb"):
