@@ -160,6 +160,7 @@ class Cluster:
                 del roster.workers[worker.uuid]
         await self.keep()
         self._standbys.begin(self._shards)
+        self._news.expect(await self._standbys.counting(), TAKEN_S)
         self._overview = Overview(
             facts, lineage, roster, self._seats, self._shards, liveness, self._standbys
         )
@@ -202,7 +203,8 @@ class Cluster:
             )
         self._standbys.met(connection, request.standby, request.address)
         facts, run = self._known.facts, self._lineage.run
-        self._news.heard(connection, request.version if request.run == run else 0)
+        version = request.version if request.run == run else 0
+        self._news.heard(connection, version, request.standby)
         if request.run == run:
             await self._news.after(request.version, request.wait_ms / 1000)
         registers = self._registers_now()

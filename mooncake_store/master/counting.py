@@ -159,7 +159,7 @@ class Counting:
         """
         async with self._lock:
             if self.counted.number or not number:
-                return self.counted.number == number
+                return bool(number) and self.counted.number == number
             wanted = Counted(number, self.counted.era)
             if self._first is not None and counting_standby(self._first) != wanted:
                 return False  # the first shard decides for all

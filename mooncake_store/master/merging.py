@@ -35,6 +35,7 @@ from mooncake_store.core.records import SEGMENT_BYTES_MAX, SegmentState
 from mooncake_store.core.restore import StreamEnd
 from mooncake_store.core.segment import GUEST, NEVER
 from mooncake_store.core.state import CLIENTS_MAX, TENANTS_MAX
+from mooncake_store.master.counting import counting_standby
 from mooncake_store.master.exporting import restored_shard
 from mooncake_store.master.registers import SEGMENT_NUMBERS
 from mooncake_store.master.resharding import Change, reshard
@@ -149,6 +150,11 @@ class _Merging:
             _newest([each.generation for each in facts]),
             1,
         )
+        # Where some wait for a standby that counts already, and others are about to, all do.
+        counted = max(
+            (counting_standby(seen.folder) for seen in some),
+            key=lambda each: (each.era, each.number),
+        )
         shards = [restored_shard(some.pop(0), each, self._put_release_ns) for each in facts]
         objects = sum(shard.objects for shard in shards)
         if objects > self._objects_max:
@@ -159,7 +165,7 @@ class _Merging:
         layouts = {known.number: self._layout(known, number) for known in making.registers.segments}
         union = _Union(shards, shifts, layouts)
         del shards
-        made = making.write(number, self._objects_max, union.cells(), end, ahead_ns)
+        made = making.write(number, self._objects_max, union.cells(), end, ahead_ns, counted)
         if made != objects:
             raise StoreError(f"shard {number} would have {made} of {objects} objects")
         return made

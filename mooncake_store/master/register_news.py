@@ -3,7 +3,9 @@
     news.changed()
     await news.taken(2.0)       # now a standby knows as much, if one follows and answers
 
-Who asks for what comes after a version has written that one down. Belongs to one event loop.
+Who asks for what comes after a version has written that one down. A standby that counts would lead
+if this master was lost at once, so a master that has just begun expects it for a moment: what was
+lent to a run of which it does not know would be of no use to it. Belongs to one event loop.
 O(followers) per question.
 """
 
@@ -13,6 +15,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from transfer_engine.rpc.serving import Connection
 
 __all__ = ["RegisterNews"]
@@ -25,6 +29,8 @@ class RegisterNews:
         self.version = 1
         self._waiting: set[asyncio.Future[None]] = set()
         self._followers: dict[Connection, int] = {}  # with the version that each has
+        self._expected: set[int] = set()
+        self._expected_until = 0.0
 
     def changed(self) -> None:
         """Note a change."""
@@ -43,8 +49,14 @@ class RegisterNews:
         if version == self.version:
             await self._wait(wait_s)
 
-    def heard(self, follower: Connection, version: int) -> None:
+    def expect(self, numbers: Iterable[int], wait_s: float) -> None:
+        """Count these standbys among those who follow, for so long at most."""
+        self._expected = set(numbers)
+        self._expected_until = asyncio.get_running_loop().time() + wait_s
+
+    def heard(self, follower: Connection, version: int, number: int = 0) -> None:
         """Note up to which version somebody has everything; 0 for nothing."""
+        self._expected.discard(number)
         if follower not in self._followers:
             follower.on_close(lambda: self._left(follower))
         if self._followers.get(follower) != version:
@@ -62,12 +74,16 @@ class RegisterNews:
         """
         loop, wanted = asyncio.get_running_loop(), self.version
         ends = loop.time() + wait_s
-        while any(version < wanted for version in self._followers.values()):
-            left_s = ends - loop.time()
-            if left_s <= 0:
+        while True:
+            until = ends
+            if not any(version < wanted for version in self._followers.values()):
+                if not self._expected:
+                    return True
+                until = min(ends, self._expected_until)
+            if until <= loop.time():
+                self._expected.clear()  # one that is away holds nobody else up
                 return False
-            await self._wait(left_s)
-        return True
+            await self._wait(until - loop.time())
 
     async def _wait(self, wait_s: float) -> None:
         news: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -22,7 +22,8 @@ import msgspec
 from mooncake_store.core.options import ShardConfig
 from mooncake_store.core.restore import restore
 from mooncake_store.journal.origin import Origin
-from mooncake_store.journal.ring_file import remove_rings
+from mooncake_store.journal.ring_file import move_rings, remove_rings
+from mooncake_store.master.counting import Counted, count_standby
 from mooncake_store.master.exporting import check_whole
 from mooncake_store.master.importing import WRITE_S, placed
 from mooncake_store.master.keeping import Keeper, take_lock
@@ -125,9 +126,12 @@ class Making:
         cells: Iterable[NDArray[np.int64]],
         end: StreamEnd,
         ahead_ns: int,
+        counted: Counted,
     ) -> int:
         """Write the shard that some words say, with room for so many objects; return how many.
 
+        The standby that is `counted` has all that was answered until now, so nothing may be
+        answered without it.
         Raises StoreError where some of it cannot be, or the disk does not take it.
         """
         limits = ShardConfig(
@@ -142,7 +146,10 @@ class Making:
             made.append(restored.objects)
 
         origin = Origin(self.journals.kept.cluster, number, self.shards)
-        Keeper.write(limits, origin, self._place / f"shard-{number}", fill, WRITE_S, ahead_ns)
+        folder = self._place / f"shard-{number}"
+        Keeper.write(limits, origin, folder, fill, WRITE_S, ahead_ns)
+        if counted != Counted():
+            count_standby(folder, counted)
         return made[0]
 
     def write_registers(self, segments: tuple[KeptSegment, ...]) -> None:
@@ -217,6 +224,7 @@ def finish_resharding(path: Path) -> None:
             return
         for name in filter(_SHARD.fullmatch, os.listdir(ready)):
             _remove_shard(path / name)
+            move_rings(unfinished / name, path / name)  # copies have some, from their making
             os.rename(ready / name, path / name)
         registers = RegisterFile(ready).read()
         if registers is not None:  # else all but the folder was done

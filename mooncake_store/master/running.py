@@ -128,7 +128,7 @@ async def lead(
                 secret=secret,
                 election=election,
                 lead=shards,
-                may_reshard=election is None,
+                may_reshard=True,
                 told=told,
                 ahead=ahead,
             )
@@ -140,6 +140,8 @@ async def lead(
             config = msgspec.structs.replace(master.config, port=address.port)
             assert master.state_path is not None
             config, told = await _reshard(config, master.state_path, master.resharding.result())
+            if ending.done():
+                return  # another one may lead by now, or it was told to stop
     finally:
         ending.cancel()
 

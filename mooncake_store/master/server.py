@@ -270,7 +270,7 @@ class Master:
     async def _reshard(self, change: Change) -> SplitBegun:
         """Bring all shards to rest, and have them made others by whoever runs this master."""
         count, refusal = change.shards_of(self.config.shards), ""
-        if not self._may_reshard or self.config.journal not in ("written", "synced"):
+        if not self._may_reshard or self.config.journal == "none" or self.state_path is None:
             refusal = "this master is none whose shards can be split or merged while it runs"
         elif set(self._seats.owned_by(MASTER)) != set(range(len(self._seats))):
             refusal = "some of its shards lead on other hosts"
@@ -278,8 +278,8 @@ class Master:
             raise UnavailableError(
                 refusal,
                 operation="reshard",
-                advice="it has to keep its state in a directory, at --journal written or synced, "
-                "and to lead all of its shards: move them to it first",
+                advice="it has to keep a journal in a directory, and to lead all of its shards: "
+                "move them to it first",
             )
         if not count:
             raise change.impossible(self.config.shards)

@@ -33,6 +33,7 @@ from mooncake_store.core.portable import (
 from mooncake_store.core.reads import extents_of
 from mooncake_store.core.restore import StreamEnd
 from mooncake_store.core.segment import GUEST, NEVER
+from mooncake_store.master.counting import counting_standby
 from mooncake_store.master.exporting import restored_shard
 from mooncake_store.master.resharding import Change, reshard
 from mooncake_store.master.shard_link import slice_of
@@ -105,10 +106,11 @@ class _Splitting:
         shard = restored_shard(seen, facts, self._put_release_ns)
         parts = _Parts(shard, number * factor, factor, making.shards)
         now = max(facts.now, self._clock.now_ns() + seen.ahead_ns)
+        counted = counting_standby(seen.folder)
         end = StreamEnd(now, facts.horizon, facts.events_next, facts.generation, 1)
         for at in range(factor):
             count, cells = parts.objects(at), parts.cells(at, self._put_release_ns)
-            made = making.write(parts.first + at, count, cells, end, seen.ahead_ns)
+            made = making.write(parts.first + at, count, cells, end, seen.ahead_ns, counted)
             if made != count:
                 raise StoreError(f"shard {parts.first + at} would have {made} of {count} objects")
         return shard.objects

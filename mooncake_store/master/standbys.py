@@ -186,6 +186,10 @@ class Standbys:
 
     # -- what is told of them
 
+    async def counting(self) -> set[int]:
+        """Return for whom changes wait."""
+        return {shard.number for shard in await self._shards.standbys()} - {0}
+
     async def told(self) -> dict[str, Any]:
         """Return what a status says of standbys."""
         told = await self._shards.standbys()
@@ -247,7 +251,7 @@ def _successor(
     """The standby that changes can wait for at once, 0 for none; rather one that counts already."""
     counting = {shard.number for shard in told}
     able = []
-    for number in {each.number for shard in told for each in shard.standbys} - set(without):
+    for number in {each.number for shard in told for each in shard.standbys} - {0, *without}:
         found = [_of(shard, number) for shard in told]
         if all(each and each.caught_up and each.silent_ms <= silent_ms for each in found):
             able.append(number)

@@ -1,7 +1,7 @@
 """Keeping copies of a leader up to date: a thread for each shard, and one for the registers.
 
-    registers = RegistersFollower("10.0.0.5:50051", secret, path, on_first)
-    shard = ShardFollower(lambda: registers.place_of(0), mirror, 0, secret, number_of(path))
+    registers = RegistersFollower("10.0.0.5:50051", secret, path, shards, on_news)
+    shard = ShardFollower(lambda: registers.place_of(0, 1), mirror, 0, secret, number_of(path))
 
 Each asks for what is new and waits for it at the leader. What cannot be reached is asked again,
 for as long as the process runs: a standby outlasts its leader, that is what it is for. Where the
@@ -175,14 +175,25 @@ class RegistersFollower(Follower):
     """Copies what the master writes down beside its journals to a state directory."""
 
     def __init__(
-        self, address: str, secret: bytes | None, path: Path, on_news: Callable[[], object]
+        self,
+        address: str,
+        secret: bytes | None,
+        path: Path,
+        shards: int,
+        on_news: Callable[[], object],
     ) -> None:
-        """`on_news` is called on the thread whenever something came, or was refused at first."""
+        """`shards` says of how many the directory has copies, 0 for none.
+
+        `on_news` is called on the thread whenever something came, or was refused at first.
+        """
         super().__init__("registers", CLUSTER, secret)
         self._leader = address
         self._path = path
         self._on_news = on_news
         self._me = (0, "")
+        self._shards = shards
+        self._guard = threading.Lock()
+        self._newest: Registers | None = None
         self.last: RegistersReply | None = None
         registers, kept = RegisterFile(path).read(), read_kept(path)
         self._life = None if registers is None else registers.life
@@ -192,10 +203,39 @@ class RegistersFollower(Follower):
         self.owners: tuple[int, ...] = ()
         """Who leads each shard; empty where the leader leads all."""
 
-    def place_of(self, shard: int) -> tuple[str, str]:
-        """Where a shard serves, and of which cluster it is."""
-        assert self.last is not None
-        return self.last.shards[shard], self.last.cluster
+    @property
+    def shards(self) -> int:
+        """Of how many shards the directory has copies; 0 before that is known."""
+        return self._shards
+
+    @property
+    def count(self) -> int:
+        """How many shards the leader has, by what it said last; 0 before that."""
+        return 0 if self.last is None else len(self.last.shards)
+
+    def place_of(self, shard: int, count: int) -> tuple[str, str]:
+        """Where one of so many shards serves, and of which cluster it is.
+
+        Raises UnavailableError where there is another number of them by now.
+        """
+        last = self.last
+        assert last is not None
+        if len(last.shards) != count:
+            raise UnavailableError(f"the leader has {len(last.shards)} shards by now, not {count}")
+        return last.shards[shard], last.cluster
+
+    def turn(self, count: int, change: Callable[[Registers], object]) -> None:
+        """Let the directory have copies of another number of shards, once `change` made it so.
+
+        That gets what the leader wrote down last. Raises what it raises: nothing has changed then.
+        Raises UnavailableError where the leader has another number of shards by now.
+        """
+        with self._guard:
+            if self.count != count:
+                raise UnavailableError(f"the leader has {self.count} shards by now, not {count}")
+            assert self._newest is not None
+            change(self._newest)
+            self._shards = count
 
     def introduce(self, number: int, address: str) -> None:
         """Tell the leader from now on which standby this is, and where it listens."""
@@ -221,14 +261,15 @@ class RegistersFollower(Follower):
                 )
             news = last is None or (reply.run, reply.version) != (last.run, last.version)
             if news:
-                self._write(reply)
+                with self._guard:
+                    self._write(reply)
+                    self.last = reply
         except StoreError as error:
             if last is None:
                 self.refusal = error
                 self._on_news()
             raise
         self._kept = reply.cluster, reply.secret
-        self.last = reply
         if news:
             self._on_news()
 
@@ -258,7 +299,12 @@ class RegistersFollower(Follower):
         return f"its leader {self._leader} takes connections: stop that first"
 
     def _write(self, reply: RegistersReply) -> None:
-        """Write what came, unless it is about contents that are not those of the copy."""
+        """Write what came, unless it is about contents that are not those of the copy.
+
+        Where the copies here are of another number of shards it waits until those are others. Who
+        may lead with them knows of the runs all the same: nothing was answered in these without it,
+        and what workers lent to them it may read.
+        """
         try:
             version = msgspec.json.decode(reply.content, type=_Versioned).version
             if version > REGISTERS_VERSION:
@@ -277,9 +323,17 @@ class RegistersFollower(Follower):
                 advice="stop it and promote this standby, or start `mooncake master` on its "
                 "directory; to do without these objects, name another one with --state",
             )
-        self._life, self.owners = registers.life, registers.hosts
         # Where it was written is not where it is: who starts here waits for its workers.
-        write_registers(self._path / REGISTERS_FILE, msgspec.structs.replace(registers, place=""))
+        newest = msgspec.structs.replace(registers, place="")
+        if self._shards in (0, len(reply.shards)):
+            write_registers(self._path / REGISTERS_FILE, newest)
+            self._shards = len(reply.shards)
+        else:
+            here = RegisterFile(self._path).read()
+            if here is not None and set(here.runs[-1:]) & set(newest.runs):
+                here = msgspec.structs.replace(here, runs=newest.runs)
+                write_registers(self._path / REGISTERS_FILE, here)
+        self._life, self.owners, self._newest = registers.life, registers.hosts, newest
 
 
 class ShardFollower(Follower):

@@ -38,10 +38,11 @@ from mooncake_store.endpoint import split_etcd
 from mooncake_store.journal.origin import Origin
 from mooncake_store.master.kept_files import unusable, write_whole
 from mooncake_store.master.running import lead
-from mooncake_store.master.state_directory import read_kept
+from mooncake_store.master.state_directory import held, read_kept
 from mooncake_store.program.fence import Fence
 from mooncake_store.program.logs import StateLog
 from mooncake_store.standby.mirror import is_exact
+from mooncake_store.standby.renewing import settle
 from mooncake_store.standby.service import Desk, Standby, number_of, state_path
 from mooncake_store.wire.cluster import CLUSTER
 from transfer_engine.errors import ConfigError, LeaseExpiredError, UnavailableError
@@ -226,12 +227,13 @@ class _Member:
                 each.cancel()
             await server.stop(grace_s=0.5)
             await standby.close()
+            if standby.shards:
+                self._config = msgspec.structs.replace(config, shards=standby.shards)
 
     async def _begin(self, standby: Standby, place: Place) -> None:
         await standby.begin(self._place.address)
         # Before anything of it can be exact: whose copy this is.
         await asyncio.to_thread(self._note, place.number)
-        self._config = msgspec.structs.replace(self._config, shards=standby.shards)
 
     def _note(self, number: int) -> None:
         try:
@@ -387,6 +389,9 @@ async def serve_member(
             advice="leave that out",
         )
     config = msgspec.structs.replace(config, journal="replicated")
+    path = state_path(config)
+    with held(path):
+        settle(path)  # before it is looked at whether what is there may lead
     places, access = [*map(str, etcd)], read_access(member.etcd_file)
     async with EtcdCoordinator(places, member.name, access=access) as coordinator:
         grace_s = member.standby_grace_s

@@ -152,10 +152,14 @@ class ShardMirror:
         ahead_ns = reply.now - heard_ns
         if not header[words.COPIED] or ahead_ns > header[words.AHEAD]:
             header[words.AHEAD] = ahead_ns
-        if reply.exact:
-            header[words.ERA] = reply.era  # before that is said of it
-        header[words.COPIED] = words.EXACT if reply.exact else words.LACKING
         self.all_there = reply.exact == words.HANDED_OVER
+        if not self.all_there:
+            if reply.exact:
+                header[words.ERA] = reply.era  # before that is said of it
+            header[words.COPIED] = words.EXACT if reply.exact else words.LACKING
+        elif not header[words.COPIED]:
+            # Whoever rests may go on, and need not say so to one that does not count.
+            header[words.COPIED] = words.LACKING
         if reply.snapshot != self._snapshot[0]:
             self._snapshot = reply.snapshot, reply.head
         if reply.whole:

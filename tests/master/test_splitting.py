@@ -7,6 +7,7 @@ from mooncake_store import Client
 from mooncake_store.clock import SystemClock
 from mooncake_store.local_cluster import LocalCluster
 from mooncake_store.master import guest_rounds, resharding
+from mooncake_store.master.counting import Counted, count_standby, counting_standby
 from mooncake_store.master.registers import RegisterFile
 from mooncake_store.master.resharding import READY, UNFINISHED, finish_resharding
 from mooncake_store.master.splitting import split_state
@@ -196,3 +197,14 @@ def test_what_cannot_be_split_stays_as_it_was(pool, tmp_path):
     assert before.split == 0
     with pool.run(segment="8MiB") as cluster, Client(cluster.url) as client:
         check_all(client, KEYS[:50])
+
+
+def test_changes_wait_for_the_same_standby_as_before(pool):
+    """It has all that was answered, so nothing may be answered without it."""
+    with pool.run() as cluster, Client(cluster.url) as client:
+        put_all(client, KEYS[:50])
+    counted = Counted(0x77, 5)
+    count_standby(pool.master_state / "shard-0", counted)
+    pool.split(3)
+    for shard in range(3):
+        assert counting_standby(pool.master_state / f"shard-{shard}") == counted

@@ -27,6 +27,7 @@ from mooncake_store.master.shipping import Shipping
 from mooncake_store.master.site import ShardPlace, ShardTimes, Site
 from mooncake_store.master.standbys import Standbys
 from mooncake_store.standby.member import DROPPED, _Office
+from mooncake_store.wire.guests import OUTSTANDING, OutstandingRequest
 from mooncake_store.wire.standby import JOURNAL, SHIPPING, Drop
 from tests.clocks import ManualClock
 from tests.coordination.memory import MemoryCluster, MemoryCoordinator
@@ -169,6 +170,42 @@ async def standbys_of(shards, election):
     made.begin(AllShards(shards))
     await made.stop()  # looked after by the test alone
     return made
+
+
+async def test_a_copy_of_which_nobody_knows_whose_it_is_counts_nowhere(lead):
+    """As one is that a standby makes beside those that it has."""
+    (shard,) = lead(elected=False)
+    nobody = Standby(shard, 0)
+    await nobody.follow()
+    with pytest.raises(UnavailableError, match="no standby follows"):
+        shard.put()
+    first = Standby(shard, X)
+    await first.follow()
+    answered = shard.put()
+    await nobody.follow()
+    assert not answered.done()
+    await first.follow()
+    await answered
+    assert (first.exact, nobody.exact) == (True, False)
+    told = await (await standbys_of([shard], None)).told()
+    assert [each.number for each in told["standbys"]] == [X]
+
+
+async def test_what_a_standby_still_has_is_not_said_to_be_gone(lead):
+    """Else another shard would give out its space, and it came back with the bytes of others."""
+    (shard,) = lead()
+    standby = Standby(shard, X)
+    await standby.follow()
+    answered = shard.put()
+    await standby.follow()
+    await answered
+    shard.keeper.shard.remove(shard.now, digests_of([0]), True, 0)
+    nothing = np.empty(0, np.int64).tobytes()
+    asked = asyncio.ensure_future(shard.ask(OUTSTANDING, OutstandingRequest(nothing, nothing)))
+    await asyncio.sleep(0)
+    assert not asked.done()
+    await standby.follow()
+    assert (await asked).there == b""
 
 
 async def test_another_standby_takes_the_place_of_one_that_is_gone(lead):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from mooncake_store.core import ring as words
 from mooncake_store.core.options import ShardConfig
 from mooncake_store.core.records import Status
 from mooncake_store.journal.origin import Origin
@@ -180,6 +181,18 @@ def test_leases_of_which_no_word_tells_keep_objects_after_a_promotion(leader, ma
         assert led.shard.remove(ends + 1, digests_of([1]), False, 0)[0] == Status.OK
     finally:
         led.close()
+
+
+def test_a_leader_that_rests_may_go_on_without_a_copy_that_did_not_count(leader, make, tmp_path):
+    mirror = make()
+    leader.put(1)
+    mirror.take(leader.reply(mirror, exact=words.HANDED_OVER), leader.now)
+    until(lambda: mirror.state == "following")
+    assert (mirror.all_there, mirror.exact) == (True, False)
+    mirror.take(leader.reply(mirror, exact=words.EXACT), leader.now)
+    assert (mirror.all_there, mirror.exact) == (False, True)
+    mirror.take(leader.reply(mirror, exact=words.HANDED_OVER), leader.now)
+    assert (mirror.all_there, mirror.exact) == (True, True)
 
 
 def test_a_next_run_goes_on_with_what_it_has(leader, make):

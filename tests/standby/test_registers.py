@@ -10,6 +10,7 @@ from mooncake_store.core.options import ShardConfig
 from mooncake_store.core.shard import Shard
 from mooncake_store.errors import AuthError, UnavailableError
 from mooncake_store.master import cluster
+from mooncake_store.master.register_news import RegisterNews
 from mooncake_store.master.registers import RegisterFile, Registers
 from mooncake_store.wire.standby import (
     HAND_OVER,
@@ -114,6 +115,27 @@ async def test_a_standby_that_is_gone_is_not_waited_for(tmp_path, shards, monkey
         mount = await mounting(run, shards)
         standby.connection.close()
         assert (await mount).statuses == (0,)
+
+
+async def test_a_standby_that_counts_is_expected_when_a_master_begins():
+    """What was lent to a run that it does not know would be of no use to it."""
+    news, standby = RegisterNews(), Connection()
+    news.expect([7], 3600.0)
+    taken = asyncio.ensure_future(news.taken(3600.0))
+    news.heard(Connection(), news.version, 8)
+    await asyncio.sleep(0)
+    news.heard(standby, 0, 7)  # it is there, and does not know what there is
+    await asyncio.sleep(0)
+    assert not taken.done()
+    news.heard(standby, news.version, 7)
+    assert await taken
+
+
+async def test_one_that_counts_and_is_away_holds_workers_up_once():
+    news = RegisterNews()
+    news.expect([7], 0.0)
+    assert not await news.taken(3600.0)
+    assert await news.taken(3600.0)
 
 
 async def test_a_standby_that_hangs_holds_no_worker_up(tmp_path, shards, monkeypatch, caplog):
