@@ -159,7 +159,7 @@ class _Merging:
         layouts = {known.number: self._layout(known, number) for known in making.registers.segments}
         union = _Union(shards, shifts, layouts)
         del shards
-        made = making.write(number, self._objects_max, union.cells(), end, ahead_ns)
+        made = making.write(number, objects, union.cells(), end, ahead_ns)
         if made != objects:
             raise StoreError(f"shard {number} would have {made} of {objects} objects")
         return made
