@@ -165,7 +165,7 @@ class _Merging:
         layouts = {known.number: self._layout(known, number) for known in making.registers.segments}
         union = _Union(shards, shifts, layouts)
         del shards
-        made = making.write(number, self._objects_max, union.cells(), end, ahead_ns, counted)
+        made = making.write(number, objects, union.cells(), end, ahead_ns, counted)
         if made != objects:
             raise StoreError(f"shard {number} would have {made} of {objects} objects")
         return made

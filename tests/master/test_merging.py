@@ -14,6 +14,7 @@ from mooncake_store.core.records import SegmentState
 from mooncake_store.core.segment import NEVER
 from mooncake_store.journal.ring_file import remove_rings
 from mooncake_store.master import resharding
+from mooncake_store.master.counting import Counted, count_standby, counting_standby
 from mooncake_store.master.keeping import Keeper
 from mooncake_store.master.registers import write_registers
 from mooncake_store.master.resharding import READY, UNFINISHED, finish_resharding
@@ -284,6 +285,15 @@ def test_a_segment_that_not_all_have_is_gone_and_one_that_drains_goes_on_drainin
     lies = {replica[0] for each in state.objects().values() for replica in each[-1]}
     assert lies == {1, 2}
     state.check_space()
+
+
+def test_changes_wait_for_the_same_standby_as_before(made):
+    """Also where one of the shards had not heard yet for whom."""
+    state, counted = made(2), Counted(0x77, 5)
+    count_standby(state.path / "shard-0", counted)
+    count_standby(state.path / "shard-1", Counted(0, 5))
+    state.merge(2)
+    assert counting_standby(state.path / "shard-0") == counted
 
 
 def unchanged(state, before):
