@@ -233,9 +233,17 @@ class Master:
             lambda shard: cluster.bases(shard, count),
             cluster.keep,
             cluster.reconcile,
+            self._standbys.fence,
         )
         moves = Moves(
-            self._seats, hosts, farm, cluster.lock, cluster.keep, cluster.reconcile, self._end_own
+            self._seats,
+            hosts,
+            farm,
+            cluster.lock,
+            cluster.keep,
+            cluster.announce,
+            cluster.reconcile,
+            self._end_own,
         )
         service.also_answer(
             {

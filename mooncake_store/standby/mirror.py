@@ -35,7 +35,7 @@ from mooncake_store.journal.ring_file import RingFile
 from mooncake_store.journal.writer import JournalWriter
 from mooncake_store.master.counting import COUNTING
 from mooncake_store.master.keeping import take_lock
-from mooncake_store.master.kept_files import sync_folder
+from mooncake_store.master.kept_files import sync_folder, unusable
 from transfer_engine.errors import RemoteProtocolError, UnavailableError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mooncake_store.journal.origin import Origin
     from mooncake_store.journal.writer import Level
 
-__all__ = ["ShardMirror", "is_exact"]
+__all__ = ["ShardMirror", "forget_copy", "is_exact"]
 
 ROOM_S = 5.0
 """For how long the disk may take nothing before what came is asked for once more."""
@@ -238,6 +238,16 @@ class ShardMirror:
         if lock >= 0:
             os.close(lock)
         return ended
+
+
+def forget_copy(folder: Path) -> None:
+    """Let a folder hold no copy that lacks nothing, whatever was said of it. Raises ConfigError."""
+    try:
+        if (folder / COPY_NAME).exists():
+            (folder / COPY_NAME).unlink()
+            sync_folder(folder)
+    except OSError as error:
+        raise unusable(folder, error) from error
 
 
 def is_exact(folder: Path, origin: Origin, era: int) -> bool:
