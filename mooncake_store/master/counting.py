@@ -130,12 +130,12 @@ class Counting:
         another host.
         """
         self.elected = True
-        if counted.era != self.counted.era:
-            if (
-                self._first is not None
-                and (first := counting_standby(self._first)).era == counted.era
-            ):
-                counted = first
+        if counted.era == self.counted.era:
+            counted = self.counted
+        if self._first is not None and not counted.number:
+            first = counting_standby(self._first)
+            counted = first if first.era == counted.era else counted
+        if counted != self.counted:
             try:
                 count_standby(self._folder, counted)
             except OSError as error:

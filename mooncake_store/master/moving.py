@@ -60,6 +60,7 @@ NEAR_WORDS = 1 << 16
 SILENT_S = 5.0
 """How long the shard may not be heard where it is copied to."""
 REST_S = 5.0
+STOP_S = 1.0
 LEAD_S = 60.0
 
 
@@ -113,6 +114,12 @@ class Moves:
         self._running = asyncio.ensure_future(self._carry_out(shard, target, request.lost))
         return self._states[shard]
 
+    async def stop(self) -> None:
+        """Move nothing any more. Idempotent."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running}, timeout=STOP_S)
+
     async def _carry_out(self, shard: int, target: Host | None, lost: bool) -> None:
         seat, number = self._seats[shard], MASTER if target is None else target.number
         try:
@@ -163,6 +170,7 @@ class Moves:
         shard, source = seat.shard, str(seat.address)
         try:
             await self._copy_most(target, shard, source)
+            await self._announce()  # a standby that does not hear now would hold the shard up
         except BaseException:
             await self._forget_copy(target, shard)
             raise
@@ -173,7 +181,7 @@ class Moves:
                 await seat.ask(YIELD, Yield(True))
                 await self._copy_all(target, shard, source)
                 await self._give(seat, number)
-            except BaseException:
+            except Exception:  # who is to stop leaves it to whoever leads next
                 await self._go_on(seat, target)
                 raise
             # From here on it is the other's, whatever fails.
@@ -195,7 +203,7 @@ class Moves:
         try:
             await self._announce()
             await self._keep()
-        except BaseException:
+        except Exception:
             seat.owner = former
             await self._announce_surely(seat)
             raise

@@ -71,14 +71,15 @@ class Seat:
 
 
 class SomeSeats:
-    """Those of which something is true, each time that they are asked for."""
+    """Those that are led, by whom is chosen, each time that they are asked for."""
 
     def __init__(self, seats: Seats, chosen: Callable[[Seat], bool]) -> None:
         self._seats = seats
         self._chosen = chosen
 
     def __iter__(self) -> Iterator[Seat]:
-        return filter(self._chosen, self._seats)
+        led = (seat for seat in self._seats if seat.taken and not seat.pending)
+        return filter(self._chosen, led)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -128,12 +129,12 @@ class Seats:
         return owners if any(owners) else ()
 
     def beside(self) -> SomeSeats:
-        """Those of shards that lead beside the master, whichever these are."""
-        return SomeSeats(self, lambda seat: seat.owner == MASTER and not seat.pending)
+        """Those of shards that lead beside the master now, whichever these are."""
+        return SomeSeats(self, lambda seat: seat.owner == MASTER)
 
     def distant(self) -> SomeSeats:
         """Those of shards that other hosts lead now, whichever these are."""
-        return SomeSeats(self, lambda seat: seat.owner > MASTER and seat.taken and not seat.pending)
+        return SomeSeats(self, lambda seat: seat.owner > MASTER)
 
     def owned_by(self, owner: int) -> list[int]:
         """Which shards somebody leads, or is to lead."""

@@ -26,13 +26,21 @@ Cost: one round trip to the shards every LOOK_S, where leaders are elected.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mooncake_store.master.all_shards import AllShards
 from mooncake_store.master.counting import Counted, Term
 from mooncake_store.program.logs import StateLog
-from mooncake_store.wire.standby import Drop, Dropped, ShardStandbys, StandbyEntry
+from mooncake_store.wire.standby import (
+    STANDBYS,
+    Drop,
+    Dropped,
+    ShardStandbys,
+    StandbyEntry,
+    StandbysRequest,
+)
 from transfer_engine.errors import ConfigError, InvalidArgumentError, StoreError, UnavailableError
 from transfer_engine.rpc.address import Address
 
@@ -159,8 +167,8 @@ class Standbys:
         number, election = request.number, self._election
         async with self._lock:
             told = await self._shards.standbys()
-            links = list(self._distant)
-            distant = await AllShards(links).standbys()
+            copied = await self._told_elsewhere()
+            distant = [shard for _, shard in copied]
             counting = sorted({each.number for each in (*told, *distant) if each.number})
             if number not in counting:
                 those = ", ".join(f"{each:016x}" for each in counting)
@@ -176,7 +184,7 @@ class Standbys:
                     advice="stop it first; then changes wait for another one that follows",
                 )
             log.warning("the standby %016x counts no more: a person said so", number)
-            copied = [pair for pair in zip(links, distant, strict=True) if pair[1].number == number]
+            copied = [(link, shard) for link, shard in copied if shard.number == number]
             if copied:
                 return await _drop_copy(copied, number)
             if election is None:
@@ -204,9 +212,8 @@ class Standbys:
 
     async def told(self) -> dict[str, Any]:
         """Return what a status says of standbys."""
-        own, distant = await asyncio.gather(
-            self._shards.standbys(), AllShards(list(self._distant)).standbys()
-        )
+        own = await self._shards.standbys()
+        distant = [shard for _, shard in await self._told_elsewhere()]
         told = [*own, *distant]
         by_number: dict[int, list[ShardStandbys]] = {}
         for group in (own, *([each] for each in distant)):
@@ -220,6 +227,17 @@ class Standbys:
             "refusing": next((shard.refusing for shard in told if shard.refusing), ""),
             "waiting": sum(shard.waiting for shard in told),
         }
+
+    async def _told_elsewhere(self) -> list[tuple[ShardLink, ShardStandbys]]:
+        """What shards say that other hosts lead; of a host that is away nothing."""
+        found = []
+
+        async def ask(link: ShardLink) -> None:
+            with contextlib.suppress(UnavailableError):
+                found.append((link, await link.ask(STANDBYS, StandbysRequest())))
+
+        await asyncio.gather(*map(ask, self._distant))
+        return found
 
     def _entry(self, number: int, told: Sequence[ShardStandbys]) -> StandbyEntry:
         found = [_of(shard, number) for shard in told]

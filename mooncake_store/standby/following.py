@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from mooncake_store.journal.origin import Origin
 from mooncake_store.master.registers import REGISTERS as REGISTERS_FILE
 from mooncake_store.master.registers import VERSION as REGISTERS_VERSION
 from mooncake_store.master.registers import (
@@ -28,7 +29,7 @@ from mooncake_store.master.registers import (
 )
 from mooncake_store.master.state_directory import read_kept
 from mooncake_store.program.logs import StateLog
-from mooncake_store.standby.mirror import forget_copy
+from mooncake_store.standby.mirror import call_lacking
 from mooncake_store.wire.cluster import CLUSTER
 from mooncake_store.wire.shard import SHARD
 from mooncake_store.wire.standby import (
@@ -330,7 +331,7 @@ class RegistersFollower(Follower):
         # Where it was written is not where it is: who starts here waits for its workers.
         newest = msgspec.structs.replace(registers, place="")
         if self._shards in (0, len(reply.shards)):
-            self._forget_exact(registers.hosts)
+            self._forget_exact(reply, registers.hosts)
             write_registers(self._path / REGISTERS_FILE, newest)
             self._shards = len(reply.shards)
         else:
@@ -340,11 +341,12 @@ class RegistersFollower(Follower):
                 write_registers(self._path / REGISTERS_FILE, here)
         self._life, self.owners, self._newest = registers.life, registers.hosts, newest
 
-    def _forget_exact(self, owners: tuple[int, ...]) -> None:
-        """Let what is here of shards that come back from hosts be no copy to lead from."""
+    def _forget_exact(self, reply: RegistersReply, owners: tuple[int, ...]) -> None:
+        """Let copies of shards that come back from hosts be none to lead from."""
         for shard, former in enumerate(self.owners):
             if former and not any(owners[shard : shard + 1]):
-                forget_copy(self._path / f"shard-{shard}")
+                origin = Origin(reply.cluster, shard, len(reply.shards))
+                call_lacking(self._path / f"shard-{shard}", origin)
 
 
 class ShardFollower(Follower):

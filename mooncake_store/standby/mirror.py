@@ -35,7 +35,7 @@ from mooncake_store.journal.ring_file import RingFile
 from mooncake_store.journal.writer import JournalWriter
 from mooncake_store.master.counting import COUNTING
 from mooncake_store.master.keeping import take_lock
-from mooncake_store.master.kept_files import sync_folder, unusable
+from mooncake_store.master.kept_files import sync_folder
 from transfer_engine.errors import RemoteProtocolError, UnavailableError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mooncake_store.journal.origin import Origin
     from mooncake_store.journal.writer import Level
 
-__all__ = ["ShardMirror", "forget_copy", "is_exact"]
+__all__ = ["ShardMirror", "call_lacking", "is_exact"]
 
 ROOM_S = 5.0
 """For how long the disk may take nothing before what came is asked for once more."""
@@ -240,14 +240,13 @@ class ShardMirror:
         return ended
 
 
-def forget_copy(folder: Path) -> None:
-    """Let a folder hold no copy that lacks nothing, whatever was said of it. Raises ConfigError."""
-    try:
-        if (folder / COPY_NAME).exists():
-            (folder / COPY_NAME).unlink()
-            sync_folder(folder)
-    except OSError as error:
-        raise unusable(folder, error) from error
+def call_lacking(folder: Path, origin: Origin) -> None:
+    """Let a copy, which may be in use, lack something until its leader says otherwise."""
+    ring, _ = RingFile.find(folder, origin)
+    if ring is not None:
+        header = ring.ring.header
+        header[words.COPIED] = min(int(header[words.COPIED]), words.LACKING)
+        ring.close()
 
 
 def is_exact(folder: Path, origin: Origin, era: int) -> bool:

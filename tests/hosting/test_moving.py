@@ -103,8 +103,7 @@ class Pool:
         self.written.append(self.seats.owners)
 
     async def announce(self):
-        assert self.seats[0].pending
-        if self.deaf:
+        if self.shard.rests and self.deaf:
             self.deaf -= 1
             raise UnavailableError("its standby does not hear")
         self.told.append((self.seats.owners, self.shard.rests))
@@ -166,7 +165,7 @@ async def test_a_move_that_cannot_be_written_down_is_none(pool):
     assert "the disk is full" in (await pool.move()).why
     assert pool.goes_on_where_it_was()
     # The standby was told before, and again before the shard went on.
-    assert pool.told == [((NUMBER,), True), ((), True)]
+    assert pool.told == [((), False), ((NUMBER,), True), ((), True)]
 
 
 async def test_a_shard_whose_standby_does_not_hear_of_its_move_rests_until_it_has_heard_of_none(
@@ -175,7 +174,25 @@ async def test_a_shard_whose_standby_does_not_hear_of_its_move_rests_until_it_ha
     pool.deaf = 3
     assert "does not hear" in (await pool.move()).why
     assert pool.goes_on_where_it_was()
-    assert pool.told == [((), True)]
+    assert pool.told == [((), False), ((), True)]
+    assert pool.written == [()]
+
+
+async def test_a_master_that_stops_while_a_standby_is_to_hear_leaves_the_shard_at_rest(pool):
+    """Whoever leads next decides whose it is; that one may have heard, or not."""
+    heard = asyncio.Event()
+
+    async def announce():
+        if pool.shard.rests:
+            heard.set()
+            await asyncio.Event().wait()
+
+    pool.moves._announce = announce
+    pool.moves.begin(Move(0, str(OTHER)))
+    await heard.wait()
+    assert pool.seats[0].pending
+    await pool.moves.stop()
+    assert pool.shard.rests
     assert pool.written == [()]
 
 

@@ -24,13 +24,22 @@ def killed(*_, **how):
 
 async def told(cluster, announce=Cluster.announce):
     await announce(cluster)
-    killed()
+    if any(seat.pending for seat in cluster._seats):
+        killed()
+
+async def leads(moves, *arguments, lead=Moves._lead, led=[], **how):
+    if led:
+        killed()
+    led.append(arguments)
+    await lead(moves, *arguments, **how)
 
 moment = "MOMENT"
 if moment == "resting":
     Moves._give = killed
 elif moment == "told":
     Cluster.announce = told
+elif moment == "back":
+    Moves._lead = leads
 else:
     Moves._lead = killed
 sys.exit(main(sys.argv[1:]))
@@ -143,3 +152,16 @@ def test_a_master_that_is_lost_while_it_moves_a_shard_leaves_one_who_leads_it(po
     promote(pool, client)
     check_all(client)
     assert 1 in pool.leads(leader, "standby")
+
+
+def test_a_standby_does_not_lead_what_it_has_of_before_another_host_led_it(pool):
+    client = begin(pool, code=DYING.replace("MOMENT", "back"))
+    assert pool.move(1, "other").state == "done"
+    until(lambda: client.status().ready)
+    put_all(client, 1)
+    with contextlib.suppress(StoreError):
+        pool.move(1, "master")
+    assert pool.programs["master"].wait() != 0
+    # It is given to the master, which has not begun to lead it; it rests where it led.
+    promote(pool, client)
+    check_all(client, 1)
