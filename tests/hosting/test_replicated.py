@@ -16,6 +16,7 @@ QUICK = ("--ping-interval", "200ms")
 DYING = """
 import os, signal, sys
 from mooncake_store.cli.main import main
+from mooncake_store.master import hosts
 from mooncake_store.master.cluster import Cluster
 from mooncake_store.master.moving import Moves
 
@@ -33,6 +34,7 @@ async def leads(moves, *arguments, lead=Moves._lead, led=[], **how):
     led.append(arguments)
     await lead(moves, *arguments, **how)
 
+hosts.GRANTED_MS = 1500  # for so long others may take a host for its master
 moment = "MOMENT"
 if moment == "resting":
     Moves._give = killed
