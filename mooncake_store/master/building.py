@@ -110,8 +110,11 @@ async def open_service(
         await loading
     keeper = await _open_keeper(config, place, clock, folder, cluster)
     try:
-        if keeper is not None and term is not None and term.counted is not None:
-            await asyncio.to_thread(keeper.counting.elect, term.counted)
+        if keeper is not None and term is not None:
+            if term.counted is None:
+                keeper.counting.lead_alone()
+            else:
+                await asyncio.to_thread(keeper.counting.elect, term.counted)
         fence = None if term is None else term.fence
         service = build_service(config, place, clock, keeper, fence)
     except BaseException:

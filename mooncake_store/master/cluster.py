@@ -159,7 +159,8 @@ class Cluster:
             if not worker.numbers:
                 del roster.workers[worker.uuid]
         await self.keep()
-        self._standbys.begin(self._shards)
+        beside, distant = self._seats.beside(), self._seats.distant()
+        self._standbys.begin(AllShards(beside), distant)
         self._news.expect(await self._standbys.counting(), TAKEN_S)
         self._overview = Overview(
             facts, lineage, roster, self._seats, self._shards, liveness, self._standbys
@@ -244,6 +245,20 @@ class Cluster:
         self._news.changed()
         if self._file.keeps:
             await self._file.keep(self._registers_now())
+
+    async def announce(self) -> None:
+        """Tell the standby that could lead in place of this master what there is now.
+
+        Raises UnavailableError where it may not have heard; nobody else is to act on it then.
+        """
+        self._news.changed()
+        for number in await self._standbys.counting():
+            if not await self._news.taken_by(number, TAKEN_S):
+                raise UnavailableError(
+                    f"the standby {number:016x} does not hear which host leads what, and it may "
+                    "lead in place of this master",
+                    advice="see `mooncake standbys`",
+                )
 
     def _registers_now(self) -> Registers:
         return self._roster.registers(self._life, self._lineage, self._seats.owners)

@@ -150,11 +150,8 @@ class _Merging:
             _newest([each.generation for each in facts]),
             1,
         )
-        # Where some wait for a standby that counts already, and others are about to, all do.
-        counted = max(
-            (counting_standby(seen.folder) for seen in some),
-            key=lambda each: (each.era, each.number),
-        )
+        # The first shard of a pool decides for whom all of them wait.
+        counted = counting_standby(making.journals.path / "shard-0")
         shards = [restored_shard(some.pop(0), each, self._put_release_ns) for each in facts]
         objects = sum(shard.objects for shard in shards)
         if objects > self._objects_max:

@@ -28,7 +28,8 @@ class RegisterNews:
     def __init__(self) -> None:
         self.version = 1
         self._waiting: set[asyncio.Future[None]] = set()
-        self._followers: dict[Connection, int] = {}  # with the version that each has
+        # With who each is, and the version that he has.
+        self._followers: dict[Connection, tuple[int, int]] = {}
         self._expected: set[int] = set()
         self._expected_until = 0.0
 
@@ -59,13 +60,23 @@ class RegisterNews:
         self._expected.discard(number)
         if follower not in self._followers:
             follower.on_close(lambda: self._left(follower))
-        if self._followers.get(follower) != version:
-            self._followers[follower] = version
+        if self._followers.get(follower) != (number, version):
+            self._followers[follower] = number, version
             self.give_up()
 
     def _left(self, follower: Connection) -> None:
         del self._followers[follower]
         self.give_up()
+
+    async def taken_by(self, number: int, wait_s: float) -> bool:
+        """Wait until this standby has what there is now, but not for long; say whether it does."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + wait_s
+        while (number, self.version) not in self._followers.values():
+            if ends <= loop.time():
+                return False
+            await self._wait(ends - loop.time())
+        return True
 
     async def taken(self, wait_s: float) -> bool:
         """Wait until all who follow have what there is now, but not for long; say whether they do.
@@ -76,7 +87,7 @@ class RegisterNews:
         ends = loop.time() + wait_s
         while True:
             until = ends
-            if not any(version < wanted for version in self._followers.values()):
+            if not any(version < wanted for _, version in self._followers.values()):
                 if not self._expected:
                     return True
                 until = min(ends, self._expected_until)

@@ -129,6 +129,7 @@ class Master:
         self._supervisor: Supervisor | None = None
         self._farm: Farm | None = None
         self._hosts: Hosts | None = None
+        self._moves: Moves | None = None
         self._service: ShardService | None = None
         self._rounds: asyncio.Future[None] | None = None
         self._servers: list[Server] = []
@@ -238,9 +239,17 @@ class Master:
             lambda shard: cluster.bases(shard, count),
             cluster.keep,
             cluster.reconcile,
+            self._standbys.fence,
         )
-        moves = Moves(
-            self._seats, hosts, farm, cluster.lock, cluster.keep, cluster.reconcile, self._end_own
+        moves = self._moves = Moves(
+            self._seats,
+            hosts,
+            farm,
+            cluster.lock,
+            cluster.keep,
+            cluster.announce,
+            cluster.reconcile,
+            self._end_own,
         )
         service.also_answer(
             {
@@ -407,6 +416,8 @@ class Master:
         # First those who wait for something, or they would hold the end up.
         if self._service is not None:
             self._service.stop()
+        if self._moves is not None:
+            await self._moves.stop()
         if self._farm is not None:
             await self._farm.close()
         if self._cluster is not None:

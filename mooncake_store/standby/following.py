@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from mooncake_store.journal.origin import Origin
 from mooncake_store.master.registers import REGISTERS as REGISTERS_FILE
 from mooncake_store.master.registers import VERSION as REGISTERS_VERSION
 from mooncake_store.master.registers import (
@@ -28,6 +29,7 @@ from mooncake_store.master.registers import (
 )
 from mooncake_store.master.state_directory import read_kept
 from mooncake_store.program.logs import StateLog
+from mooncake_store.standby.mirror import call_lacking
 from mooncake_store.wire.cluster import CLUSTER
 from mooncake_store.wire.shard import SHARD
 from mooncake_store.wire.standby import (
@@ -76,8 +78,11 @@ class _Versioned(msgspec.Struct):
 class Follower(abc.ABC):
     """A thread that asks its leader again and again. Derived ones say where, and what for."""
 
-    def __init__(self, name: str, registry: Registry, secret: bytes | None) -> None:
+    def __init__(
+        self, name: str, registry: Registry, secret: bytes | None, role: str = "standby"
+    ) -> None:
         self.name = name
+        self._role = role
         self.why = ""
         """Why its leader is not heard; empty while it is."""
         self.heard_ns = 0
@@ -150,7 +155,7 @@ class Follower(abc.ABC):
         return BlockingConnection.connect(
             address,
             self._registry,
-            identity=Identity(self._registry.service, role="standby", cluster=cluster),
+            identity=Identity(self._registry.service, role=self._role, cluster=cluster),
             secret=self._secret,
             timeout_s=CONNECT_S,
         )
@@ -200,7 +205,7 @@ class RegistersFollower(Follower):
         self._kept = None if kept is None else (kept.cluster, kept.secret)
         self.refusal: StoreError | None = None
         """Why its leader is none for this directory, where that was so at first."""
-        self.owners: tuple[int, ...] = ()
+        self.owners: tuple[int, ...] = () if registers is None else registers.hosts
         """Who leads each shard; empty where the leader leads all."""
 
     @property
@@ -326,6 +331,7 @@ class RegistersFollower(Follower):
         # Where it was written is not where it is: who starts here waits for its workers.
         newest = msgspec.structs.replace(registers, place="")
         if self._shards in (0, len(reply.shards)):
+            self._forget_exact(reply, registers.hosts)
             write_registers(self._path / REGISTERS_FILE, newest)
             self._shards = len(reply.shards)
         else:
@@ -334,6 +340,13 @@ class RegistersFollower(Follower):
                 here = msgspec.structs.replace(here, runs=newest.runs)
                 write_registers(self._path / REGISTERS_FILE, here)
         self._life, self.owners, self._newest = registers.life, registers.hosts, newest
+
+    def _forget_exact(self, reply: RegistersReply, owners: tuple[int, ...]) -> None:
+        """Let copies of shards that come back from hosts be none to lead from."""
+        for shard, former in enumerate(self.owners):
+            if former and not any(owners[shard : shard + 1]):
+                origin = Origin(reply.cluster, shard, len(reply.shards))
+                call_lacking(self._path / f"shard-{shard}", origin)
 
 
 class ShardFollower(Follower):
@@ -346,9 +359,10 @@ class ShardFollower(Follower):
         shard: int,
         secret: bytes | None,
         number: int,
+        role: str = "standby",
     ) -> None:
         """`find` returns where the shard serves, and its cluster."""
-        super().__init__(f"shard {shard}", SHARD, secret)
+        super().__init__(f"shard {shard}", SHARD, secret, role)
         self._number = number
         self._find = find
         self.mirror = mirror

@@ -37,12 +37,14 @@ from mooncake_store.coordination.etcd import EtcdCoordinator
 from mooncake_store.endpoint import split_etcd
 from mooncake_store.journal.origin import Origin
 from mooncake_store.master.kept_files import unusable, write_whole
+from mooncake_store.master.registers import RegisterFile
 from mooncake_store.master.running import lead
+from mooncake_store.master.seats import MASTER
 from mooncake_store.master.state_directory import held, read_kept
 from mooncake_store.program.fence import Fence
 from mooncake_store.program.logs import StateLog
 from mooncake_store.standby.mirror import is_exact
-from mooncake_store.standby.renewing import settle
+from mooncake_store.standby.renewing import copied_shards, settle
 from mooncake_store.standby.service import Desk, Standby, number_of, state_path
 from mooncake_store.wire.cluster import CLUSTER
 from transfer_engine.errors import ConfigError, LeaseExpiredError, UnavailableError
@@ -264,12 +266,17 @@ class _Member:
         try:
             if int((self._path / FOLLOWED).read_text(encoding="ascii"), 16) != number:
                 return False
-            kept, folders = read_kept(self._path), sorted(self._path.glob("shard-*"))
+            kept, registers = read_kept(self._path), RegisterFile(self._path).read()
+            count = copied_shards(self._path)
         except (OSError, ValueError):
             return False
-        return kept is not None and all(
-            is_exact(self._path / f"shard-{at}", Origin(kept.cluster, at, len(folders)), era)
-            for at in range(len(folders))
+        if kept is None or registers is None:
+            return False
+        owners = registers.hosts or (MASTER,) * count  # what others lead needs no copy here
+        return all(
+            is_exact(self._path / f"shard-{at}", Origin(kept.cluster, at, count), era)
+            for at in range(count)
+            if owners[at] == MASTER
         )
 
     async def _try_to_lead(self, seen: Leader | None) -> None:

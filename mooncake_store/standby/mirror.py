@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mooncake_store.journal.origin import Origin
     from mooncake_store.journal.writer import Level
 
-__all__ = ["ShardMirror", "is_exact"]
+__all__ = ["ShardMirror", "call_lacking", "is_exact"]
 
 ROOM_S = 5.0
 """For how long the disk may take nothing before what came is asked for once more."""
@@ -238,6 +238,15 @@ class ShardMirror:
         if lock >= 0:
             os.close(lock)
         return ended
+
+
+def call_lacking(folder: Path, origin: Origin) -> None:
+    """Let a copy, which may be in use, lack something until its leader says otherwise."""
+    ring, _ = RingFile.find(folder, origin)
+    if ring is not None:
+        header = ring.ring.header
+        header[words.COPIED] = min(int(header[words.COPIED]), words.LACKING)
+        ring.close()
 
 
 def is_exact(folder: Path, origin: Origin, era: int) -> bool:

@@ -26,10 +26,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from mooncake_store.journal.layout import COPY_NAME
 from mooncake_store.journal.ring_file import remove_rings
 from mooncake_store.master.kept_files import sync_folder, unusable
 from mooncake_store.master.registers import REGISTERS, RegisterFile, write_registers
 from mooncake_store.master.resharding import READY, UNFINISHED, finish_resharding
+from mooncake_store.master.seats import MASTER
 from transfer_engine.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from mooncake_store.master.registers import Registers
     from mooncake_store.standby.following import ShardFollower
 
-__all__ = ["Renewal", "copied_shards", "settle"]
+__all__ = ["Renewal", "copied_shards", "forget_elsewhere", "remove_copy", "settle"]
 
 _FOLDER = re.compile("shard-([0-9]+)")
 
@@ -54,7 +56,19 @@ def settle(path: Path) -> None:
     if registers is not None and registers.split:
         for shard in _folders(path):
             if shard >= registers.split:
-                _remove(path / f"shard-{shard}")
+                remove_copy(path / f"shard-{shard}")
+
+
+def forget_elsewhere(path: Path) -> None:
+    """Remove copies of shards that other hosts lead by now: they may have gone on for long.
+
+    Of a directory that nobody uses. Raises ConfigError.
+    """
+    registers = RegisterFile(path).read()
+    for shard, owner in enumerate(() if registers is None else registers.hosts):
+        folder = path / f"shard-{shard}"
+        if owner != MASTER and (folder / COPY_NAME).exists():
+            remove_copy(folder)
 
 
 def copied_shards(path: Path) -> int:
@@ -73,7 +87,8 @@ def _folders(path: Path) -> list[int]:
     return [int(each.group(1)) for each in found if each is not None]
 
 
-def _remove(folder: Path) -> None:
+def remove_copy(folder: Path) -> None:
+    """Remove what is copied of a shard, with its memory. Raises ConfigError."""
     try:
         remove_rings(folder)
         shutil.rmtree(folder)
@@ -106,7 +121,7 @@ class Renewal:
             self.copies[shard] = await asyncio.to_thread(self._copy, folder, shard)
         for shard in self.copies.keys() - wanted:
             await asyncio.to_thread(_end, self.copies.pop(shard))
-            await asyncio.to_thread(_remove, self._place / f"shard-{shard}")
+            await asyncio.to_thread(remove_copy, self._place / f"shard-{shard}")
         return all(each.mirror.state == "following" for each in self.copies.values())
 
     async def close(self) -> None:

@@ -41,7 +41,13 @@ from mooncake_store.master.state_directory import (
 )
 from mooncake_store.standby.following import RegistersFollower, ShardFollower
 from mooncake_store.standby.mirror import ShardMirror
-from mooncake_store.standby.renewing import Renewal, copied_shards, settle
+from mooncake_store.standby.renewing import (
+    Renewal,
+    copied_shards,
+    forget_elsewhere,
+    remove_copy,
+    settle,
+)
 from mooncake_store.wire import cluster as wire
 from mooncake_store.wire.standby import PROMOTE, STANDBY, CopiedShard, Promoted, StandbyStatus
 from transfer_engine.errors import AuthError, ConfigError, StoreError, UnavailableError
@@ -85,6 +91,7 @@ class Standby:
         self._undo = ExitStack()
         self._undo.enter_context(held(self._path))
         settle(self._path)
+        forget_elsewhere(self._path)
         loop = asyncio.get_running_loop()
         self._heard = asyncio.Event()
         self._registers = RegistersFollower(
@@ -159,6 +166,8 @@ class Standby:
                 )
             for shard in self._shards.keys() - self._wanted():
                 await self._leave(self._shards.pop(shard))
+                # It will lack all that is changed there.
+                await asyncio.to_thread(remove_copy, self._path / f"shard-{shard}")
 
     @property
     def _changed(self) -> bool:

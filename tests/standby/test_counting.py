@@ -85,7 +85,7 @@ class Connection:
     """What a shard knows of one."""
 
     peer = "10.0.0.6:1"
-    session = SimpleNamespace(read_only=False)
+    session = SimpleNamespace(read_only=False, peer=SimpleNamespace(role="standby"))
 
     def __init__(self):
         self.closed = []
