@@ -6,12 +6,12 @@
     await renewal.close()
     renewal.put_in_place(registers, 4)                  # those of before are gone
 
-A leader that has split its shards answers no change before the standby that counts has copies of
-the new ones, under its own number. So until then its copies of before lack nothing, and it may lead
-with them if that leader is lost: the split was none then. Hence copies are made as one of whom
-nobody knows which standby it is, in a folder beside the others, and one rename decides, as for the
-leader itself (`splitting`). From there on they have to be followed for a moment, until the leader
-says that they lack nothing; if it is lost in that moment it is waited for.
+A leader that has split its shards, or merged them, answers no change before the standby that counts
+has copies of the new ones, under its own number. So until then its copies of before lack nothing,
+and it may lead with them if that leader is lost: the split was none then. Hence copies are made as
+one of whom nobody knows which standby it is, in a folder beside the others, and one rename decides,
+as for the leader itself (`resharding`). From there on they have to be followed for a moment, until
+the leader says that they lack nothing; if it is lost in that moment it is waited for.
 
 Cost: files and memory of both at once.
 """
@@ -30,8 +30,8 @@ from mooncake_store.journal.layout import COPY_NAME
 from mooncake_store.journal.ring_file import remove_rings
 from mooncake_store.master.kept_files import sync_folder, unusable
 from mooncake_store.master.registers import REGISTERS, RegisterFile, write_registers
+from mooncake_store.master.resharding import READY, UNFINISHED, finish_resharding
 from mooncake_store.master.seats import MASTER
-from mooncake_store.master.splitting import READY, UNFINISHED, finish_split
 from transfer_engine.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def settle(path: Path) -> None:
 
     Before it is followed there, or led from. Raises ConfigError.
     """
-    finish_split(path)
+    finish_resharding(path)
     registers = RegisterFile(path).read()
     if registers is not None and registers.split:
         for shard in _folders(path):
@@ -108,7 +108,7 @@ class Renewal:
         self._copy = copy
         self.copies: dict[int, ShardFollower] = {}
         """Those that were begun."""
-        finish_split(path)
+        finish_resharding(path)
         try:
             self._place.mkdir(mode=0o700)
         except OSError as error:

@@ -9,7 +9,7 @@ import signal
 import sys
 
 from mooncake_store.cli.main import main
-from mooncake_store.master import running, splitting
+from mooncake_store.master import resharding, running
 from mooncake_store.master.cluster import Cluster
 from mooncake_store.master.server import Master
 from mooncake_store.standby import renewing
@@ -73,9 +73,9 @@ async def never(renewal, wanted):
 FOLLOW = Renewal.follow
 MOMENTS = {
     "resting": lambda: setattr(running, "split_state", killed),
-    "made": lambda: setattr(splitting, "write_registers", killed),
-    "decided": lambda: setattr(splitting, "finish_split", killed),
-    "half": lambda: setattr(splitting, "move_rings", at_the_second(splitting.move_rings)),
+    "made": lambda: setattr(resharding, "write_registers", killed),
+    "decided": lambda: setattr(resharding, "finish_resharding", killed),
+    "half": lambda: setattr(resharding, "move_rings", at_the_second(resharding.move_rings)),
     "split": lambda: setattr(running, "split_state", after(running.split_state)),
     "started": lambda: setattr(Master, "start", started_twice(Master.start)),
     "mounted": lambda: setattr(Cluster, "_mount", mounted_after(Cluster._mount)),

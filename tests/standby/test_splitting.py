@@ -16,9 +16,9 @@ QUICK = ("--ping-interval", "200ms")
 KEYS = [f"key-{number:04d}" for number in range(300)]
 
 
-def split(start_program, master, factor=2):
-    """Split all shards of a master as people do."""
-    command = "-m", "mooncake_store", "shard", "split", factor, "--master", master
+def split(start_program, master, factor=2, how="split"):
+    """Split or merge all shards of a master as people do."""
+    command = "-m", "mooncake_store", "shard", how, factor, "--master", master
     program = start_program(*command)
     assert program.wait() == 0, program.output
 
@@ -43,6 +43,21 @@ def test_a_standby_copies_all_shards_anew_by_itself(pool, start_program, journal
     assert len(led.store_stats()) == 2
     # At written what came last may be lacking.
     assert_there(led, KEYS + (["after", "last"] if journal == "replicated" else []))
+
+
+def test_what_came_of_a_merge_is_copied_anew_as_well(pool, start_program):
+    options = (*QUICK, "--journal", "replicated", "--shards", "4")
+    pool.lead(*options)
+    pool.follow(*options)
+    pool.lend()
+    pool.until_copied()
+    put(pool.client(), KEYS)
+    split(start_program, pool.named(), 4, "merge")
+    put(pool.client(deadline=PATIENCE_S), ["after"])
+    until(lambda: len(pool.status().shards) == 1)
+    led = pool.take_over()
+    assert len(led.store_stats()) == 1
+    assert_there(led, [*KEYS, "after"])
 
 
 KILLED_AT = "tests.standby.killed_at"
