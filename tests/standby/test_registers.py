@@ -117,6 +117,32 @@ async def test_a_standby_that_is_gone_is_not_waited_for(tmp_path, shards, monkey
         assert (await mount).statuses == (0,)
 
 
+async def test_what_is_announced_the_standby_that_counts_has_written_down(
+    tmp_path, shards, monkeypatch
+):
+    """It would lead from its copy what another host has gone on with."""
+
+    async def counting():
+        return {7}
+
+    monkeypatch.setattr(cluster, "TAKEN_S", 0.0)
+    async with Run(tmp_path, shards) as run:
+        run.cluster._standbys.counting = counting
+        with pytest.raises(UnavailableError, match="0007 does not hear which host leads what"):
+            await run.cluster.announce()
+        monkeypatch.setattr(cluster, "TAKEN_S", 3600.0)
+        connection = Connection()
+        reply = await run.ask(REGISTERS, RegistersRequest(standby=7), connection)
+        announced = asyncio.ensure_future(run.cluster.announce())
+        asked = RegistersRequest(reply.run, reply.version, LONG_MS, 7)
+        reply = await run.ask(REGISTERS, asked, connection)
+        assert not announced.done()
+        asked = RegistersRequest(reply.run, reply.version, LONG_MS, 7)
+        waiting = asyncio.ensure_future(run.ask(REGISTERS, asked, connection))
+        await announced
+    await waiting
+
+
 async def test_a_standby_that_counts_is_expected_when_a_master_begins():
     """What was lent to a run that it does not know would be of no use to it."""
     news, standby = RegisterNews(), Connection()
