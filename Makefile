@@ -1,6 +1,7 @@
 # Everything a developer runs. `make setup` happens by itself where it is needed.
 PY := .venv/bin/python
 SEED ?= 1
+SEEDS ?= 1
 MINUTES ?= 10
 PREVIOUS ?= HEAD~1
 # Many images set it: each of the hundreds of processes below would compile all it imports.
@@ -67,8 +68,8 @@ soak-store: setup ## a running store under load, kills and stops, for MINUTES (1
 	@$(PY) -m tests.soak.store --minutes $(MINUTES) --seed $(SEED)
 
 chaos: MINUTES := $(if $(filter file,$(origin MINUTES)),15,$(MINUTES))
-chaos: setup     ## a store that keeps its objects: all its processes killed, for MINUTES (15)
-	@$(PY) -m tests.soak.chaos --minutes $(MINUTES) --seed $(SEED)
+chaos: setup     ## processes killed, hosts cut off, nothing lost: MINUTES (15) of SEEDS (1) seeds
+	@$(PY) -m tests.soak.chaos --minutes $(MINUTES) --seed $(SEED) --seeds $(SEEDS)
 
 soak-reboot: setup ## a host that is started anew, with a million objects on its disk
 	@$(PY) -m tests.soak.reboot

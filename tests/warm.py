@@ -222,6 +222,8 @@ def stand_in():
 
 def install():
     """Have programs start warm in this process; None where that cannot be, or is not wanted."""
+    if isinstance(subprocess._fork_exec, Starter):  # this one was forked from a warm process
+        return subprocess._fork_exec
     if os.environ.get("MOONCAKE_TEST_COLD") or platform.machine() not in ("x86_64", "aarch64"):
         return None
     return stand_in()

@@ -150,6 +150,8 @@ class Standby:
             self._number = number_of(self._path)
         self._registers.introduce(self._number, address)
         self._count = self._registers.shards
+        # As after any news, so that those which come meanwhile begin no second copy: it would wait
+        # for the folder of the first, and whoever leads next for that.
         self._hear()
         if not self._changed:
             assert self._following is not None

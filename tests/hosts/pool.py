@@ -7,6 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
+from mooncake_store.master.counting import counting_standby
 from tests.conftest import ROOT
 from tests.coordination.etcds import Etcd
 from tests.hosts.history import Operation
@@ -77,9 +78,12 @@ class Load:
 
 
 class Pool:
-    """Members m0, m1 and so on, an etcd, a worker, and hosts for clients; `close` ends it all."""
+    """Members m0, m1 and so on, an etcd, a worker, and hosts for clients; `close` ends it all.
 
-    def __init__(self, start_program, folder, members=2, clients=2, seed=1):
+    `network` makes the hosts.
+    """
+
+    def __init__(self, start_program, folder, members=2, clients=2, seed=1, network=Network):
         self._start, self._folder = start_program, folder
         self.members = [f"m{number}" for number in range(members)]
         self.clients = [f"c{number}" for number in range(clients)]
@@ -87,44 +91,59 @@ class Pool:
         self._undo = contextlib.ExitStack()
         hosts = [*self.members, "etcd", "worker", *self.clients]
         ahead = {name: AHEAD_S[name] for name in hosts if name in AHEAD_S}
-        self.network = self._undo.enter_context(Network(*hosts, clocks_s=ahead, seed=seed))
-        self._secret = folder / "secret"
-        self._secret.touch(0o600)
-        self._secret.write_text("the secret of these tests\n", encoding="ascii")
+        self.network = self._undo.enter_context(network(*hosts, clocks_s=ahead, seed=seed))
+        self.secret = folder / "secret"
+        self.secret.touch(0o600)
+        self.secret.write_text("the secret of these tests\n", encoding="ascii")
 
     def start(self):
         """Start the first member, which leads, then all others; wait until a standby counts."""
-        etcd = Etcd(
-            self._start,
-            self._folder / "etcd",
-            host=self.network["etcd"],
-            on=self.network.on("etcd"),
-        )
+        self.start_etcd()
         for name in self.members:
-            self._run_master(name, "member", "--etcd", etcd.addresses[0], "--name", "pool")
-        self._run(
-            "worker", "worker", "--name", "worker", "--segment", "64MiB", "--master", self.masters()
-        )
+            self.start_member(name)
+            self.wait(name)
+        self.start_worker("worker")
         until(lambda: self.counts("m0"))
+
+    def start_etcd(self):
+        """Start it; return when it serves."""
+        on, host = self.network.on("etcd"), self.network["etcd"]
+        self.etcd = Etcd(self._start, self._folder / "etcd", host=host, on=on)
+
+    def start_member(self, name, *options):
+        """Start one, with what it has of before."""
+        etcd = "--etcd", self.etcd.addresses[0], "--name", "pool"
+        self._begin_master(name, "member", *etcd, *options)
+
+    def start_worker(self, host, *options):
+        """Start the worker of a host; return when it lends."""
+        given = options or ("--segment", "64MiB")
+        self._begin(host, "worker", "--name", host, "--master", self.masters(), *given)
+        self.wait(host)
 
     def start_master(self, level, *, followed):
         """Start one that leads for good, at that level, and perhaps a standby, instead."""
-        self._run_master("m0", "master", "--journal", level)
+        self._begin_master("m0", "master", "--journal", level)
+        self.wait("m0")
         if followed:
-            self._run_master("m1", "standby", "--of", self.masters("m0"))
+            self._begin_master("m1", "standby", "--of", self.masters("m0"))
             self.programs["m1"].wait_for_line("journal of shard 0: kept")
-        self._run("worker", "worker", "--segment", "64MiB", "--master", self.masters("m0"))
+        self._begin("worker", "worker", "--segment", "64MiB", "--master", self.masters("m0"))
+        self.wait("worker")
 
-    def _run_master(self, name, command, *options):
+    def _begin_master(self, name, command, *options):
         kept = "--port", PORT, "--state", self._folder / name
-        self._run(name, command, *kept, "--ping-interval", "200ms", *options)
+        self._begin(name, command, *kept, "--ping-interval", "200ms", *options)
 
-    def _run(self, name, command, *options):
-        """Start a program on the host that is called like it; return when it is ready."""
+    def _begin(self, name, command, *options):
+        """Start a program on the host that is called like it."""
         self.programs[name] = self._start(
             *self.network.on(name), "-m", "mooncake_store", command, "--json",
-            "--host", self.network[name], "--secret-file", self._secret, *options,
+            "--host", self.network[name], "--secret-file", self.secret, *options,
         )  # fmt: skip
+
+    def wait(self, name):
+        """Return when the program of a host is ready."""
         self.programs[name].wait_for_line('"ready"')
 
     def masters(self, *names):
@@ -137,7 +156,7 @@ class Pool:
             f"{host}{''.join(f'-{name}' for name in members)}",
             self.network.on(host),
             url=f"mooncake://{self.masters(*members)}/{NAMESPACE}",
-            secret_file=str(self._secret),
+            secret_file=str(self.secret),
             deadline=deadline_s,
             connect_timeout=min(1.0, deadline_s),
         )
@@ -150,8 +169,10 @@ class Pool:
         return bool(said) and json.loads(said[-1])["leads"]
 
     def counts(self, name):
-        """Whether changes of this leader wait for a standby."""
-        return Path(self._folder, name, "shard-0", "standby").exists()
+        """Whether all changes of this leader wait for a standby."""
+        shards = list(Path(self._folder, name).glob("shard-*"))
+        # Of one that counts no more the number is 0.
+        return bool(shards) and all(counting_standby(shard).number for shard in shards)
 
     def close(self):
         """End everything."""

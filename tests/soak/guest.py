@@ -2,9 +2,8 @@
 
 It keeps a ledger (`ledger.py`) of pinned objects, each of which must be found. Beside that it puts
 objects as a cache does, until the pool is full and beyond, and reads the newest again: the pool has
-room for many times as many, so these must be found as well. When each call began and ended, how
-many objects it was asked for and how many of them it failed is written to a file, for `upgrade.py`
-to see what each step cost. It runs with the client of any version.
+room for many times as many, so these must be found as well. What each call did is in the file of
+the ledger, for `upgrade.py` to see what each step cost. It runs with the client of any version.
 """
 
 from __future__ import annotations
@@ -12,11 +11,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections import deque
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,12 +21,6 @@ from mooncake_store.errors import StoreError
 from tests.soak import ledger
 from tests.soak.ledger import PUT, READ, SAMPLE, Ledger
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-CALLS = "calls"
-"""The file, rows of CALL."""
-CALL = np.dtype([(name, "<i8") for name in ("kind", "began", "ended", "asked", "missed")])
 PINNED_MAX = 300
 NEWEST = 64
 CACHED_BYTES = 64 << 10
@@ -50,22 +40,6 @@ class Guest(Ledger):
         self.acts += [self.put_cached, self.get_cached, self.get_cached]
         self._newest: deque[int] = deque(maxlen=NEWEST)
         self._cached = 0
-        self._calls = (directory / CALLS).open("ab", buffering=0)
-
-    @contextmanager
-    def timed(self, kind: int, asked: int) -> Iterator[Callable[[int], object]]:
-        """Write down what a call did; one that raises failed all it was asked for."""
-        row = np.array([(kind, time.monotonic_ns(), 0, asked, asked)], CALL)
-
-        def missed(count: int) -> None:
-            row["missed"] = count
-
-        try:
-            yield missed
-        finally:
-            row["ended"] = time.monotonic_ns()
-            if asked:
-                self._calls.write(row.tobytes())
 
     def _put(self, count: int, options: dict[str, float]) -> bool:
         return super()._put(count, options | {"replicas": self._replicas})

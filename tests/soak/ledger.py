@@ -4,7 +4,8 @@ Each object has a key of its own, is small and pinned hard, and its bytes follow
 or remove that was acknowledged is noted; one that was not leaves a key of which nothing is known,
 but that its bytes are right if it is there. One thread puts, reads and removes; another probes in
 rounds: all that must be there is, what was removed is not, a sample has its bytes, a put succeeds.
-Rounds in which all of that was so are written to a file, with their times.
+Rounds in which all of that was so are written to a file, with their times, and to another one when
+each read and put began and ended, how many objects it was asked for and how many of them it failed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ PROBE_S = 2.0
 SAMPLE = 16
 READ, PUT = 0, 1
 """Kinds of calls."""
+ROUNDS, CALLS = "rounds", "calls"
+"""The files: rows of begin and end, and of CALL."""
+CALL = np.dtype([(name, "<i8") for name in ("kind", "began", "ended", "asked", "missed")])
 SETTLE_S = 30.0
 """How long all may take to be there at the end, when every process runs."""
 
@@ -45,6 +49,22 @@ def value_of(key: int) -> bytes:
 def name_of(key: int) -> str:
     """What the store knows it as."""
     return f"ledger/{key:06d}"
+
+
+def rounds_of(directory: Path) -> np.ndarray:
+    """When the rounds that found all as it must be began and ended."""
+    return _rows(directory / ROUNDS, np.dtype("<i8"), 2)
+
+
+def calls_of(directory: Path) -> np.ndarray:
+    """All reads and puts that have ended."""
+    return _rows(directory / CALLS, CALL, 1)[:, 0]
+
+
+def _rows(path: Path, kind: np.dtype, columns: int) -> np.ndarray:
+    """What is in a file that is being written."""
+    data, size = path.read_bytes() if path.exists() else b"", kind.itemsize * columns
+    return np.frombuffer(data[: len(data) // size * size], kind).reshape(-1, columns)
 
 
 class Ledger(Tally):
@@ -60,15 +80,19 @@ class Ledger(Tally):
         self.lost = 0
         self.worst_s = 0.0
         self.acts = [self.put, self.put, self.get, self.get_ranges, self.remove]
+        self.probes: list[Callable[[], object]] = [self.probe]
+        """What goes on beside these, each on a thread of its own."""
         self._next = 0
         self._turn = threading.Lock()
         self._done = threading.Event()
-        self._rounds = (directory / "rounds").open("ab", buffering=0)
+        self._rounds = (directory / ROUNDS).open("ab", buffering=0)
+        self._calls = (directory / CALLS).open("ab", buffering=0)
 
     def keep(self) -> dict[str, object]:
         """Go on until the board says that it is over; returns what happened."""
-        probing = threading.Thread(target=self._probe_on, name="probe")
-        probing.start()
+        probing = [threading.Thread(target=self._go_on, args=(probe,)) for probe in self.probes]
+        for thread in probing:
+            thread.start()
         while not self.board.over:
             act = self.random.choice(self.acts)
             began = time.monotonic()
@@ -79,7 +103,8 @@ class Ledger(Tally):
                 self._done.wait(0.01)  # it is to notice what works again, not to hold it up
             self.worst_s = max(self.worst_s, time.monotonic() - began)
         self._done.set()
-        probing.join()
+        for thread in probing:
+            thread.join()
         self._settle()
         self.client.close()
         return {
@@ -123,8 +148,18 @@ class Ledger(Tally):
 
     @contextmanager
     def timed(self, kind: int, asked: int) -> Iterator[Callable[[int], object]]:
-        """Hear of a call: how many objects it was asked for, and how many of them it failed."""
-        yield lambda _missed: None
+        """Write down what a call did; one that raises failed all it was asked for."""
+        row = np.array([(kind, time.monotonic_ns(), 0, asked, asked)], CALL)
+
+        def missed(count: int) -> None:
+            row["missed"] = count
+
+        try:
+            yield missed
+        finally:
+            row["ended"] = time.monotonic_ns()
+            if asked:
+                self._calls.write(row.tobytes())
 
     def get(self) -> None:
         """Read objects whole, of those of which nothing is known as well."""
@@ -175,6 +210,8 @@ class Ledger(Tally):
     def remove(self, count: int = 4) -> None:
         """Remove objects; those with leases stay, unless the leases are this client's."""
         keys = self._some(self.there, count)
+        if not self._read(keys):
+            return  # while nobody answers, more and more would be such of which nothing is known
         for key in keys:
             del self.there[key]
         self.unsure.update(dict.fromkeys(keys))
@@ -200,24 +237,27 @@ class Ledger(Tally):
 
     # -- what it proves
 
-    def _probe_on(self) -> None:
+    def _go_on(self, probe: Callable[[], object]) -> None:
         while not self._done.wait(0.01):
-            began_ns = time.monotonic_ns()
             try:
-                whole = self._probe()
+                probe()
             except StoreError as error:
                 self.count_error("probe", error)
-                continue
-            if whole:
-                times = np.array([began_ns, time.monotonic_ns()], np.int64)
-                self._rounds.write(times.tobytes())
 
-    def _probe(self) -> bool:
-        return (
-            not self._missing(deadline=PROBE_S)
-            and self._read(self._some(self.there, SAMPLE), deadline=PROBE_S)
-            and self._put(1, {"deadline": PROBE_S})
-        )
+    def probe(self) -> None:
+        """A round."""
+        began_ns = time.monotonic_ns()
+        if not self._missing(deadline=PROBE_S) and self.probe_reads() and self.probe_puts():
+            times = np.array([began_ns, time.monotonic_ns()], np.int64)
+            self._rounds.write(times.tobytes())
+
+    def probe_reads(self) -> bool:
+        """Read a sample: on a thread of its own no put that waits holds it up."""
+        return self._read(self._some(self.there, SAMPLE), deadline=PROBE_S)
+
+    def probe_puts(self) -> bool:
+        """Put an object."""
+        return self._put(1, {"deadline": PROBE_S})
 
     def _missing(self, **options: float) -> list[int]:
         """Say what must be there and is not; complain of what must not be there and is."""
@@ -226,6 +266,7 @@ class Ledger(Tally):
         present = self.client.exists_many([name_of(key) for key in keys + gone], **options)
         self.counts["probed"] += len(present)
         for key in np.array(gone)[present[len(keys) :]].tolist() if gone else ():
+            self.counts["CAME BACK"] += 1
             self.board.complain(f"{name_of(key)} was removed and is there again")
         # Whatever is removed meanwhile is no longer among those that must be there.
         missing = np.flatnonzero(~present[: len(keys)]).tolist()

@@ -44,6 +44,7 @@ class Tally:
         self.counts[kind] += 1
         self.samples.setdefault(kind, str(error))
         if MISDESCRIBED.search(str(error)):
+            self.counts["MISDESCRIBED"] += 1
             self.board.complain(f"{kind} says {error}")
         return kind
 

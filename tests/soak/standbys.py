@@ -14,27 +14,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import random
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mooncake_store.journal.ring_file import remove_rings
-from tests.soak.board import Board
-from tests.soak.chaos import CLIENT_TTL_S, SHARDS, Keeper, Outages
-from tests.soak.store import SEGMENT, Players, judge, let_time_pass, summed
+from tests.soak.store import HERE, SEGMENT, Access, let_time_pass
+from tests.soak.trial import CLIENT_TTL_S, SHARDS, Findings, Torment
 from tests.standby.asking import promote, until_copied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HERE = Path(__file__).parents[2]
+    from tests.soak.store import Players
+    from tests.soak.trial import Outages
+
 WORKERS = 2
 TIMES = ("--client-ttl", f"{CLIENT_TTL_S:g}s", "--ping-interval", "500ms")
 
@@ -201,27 +200,15 @@ class Pool:
             place.close()
 
 
-class Torment:
-    """One fault after the other, a round of all kinds in random order."""
+class StandbyTorment(Torment):
+    """Kills and stops a leader and its standby, which is promoted, and workers."""
 
     def __init__(self, pool: Pool, outages: Outages, seed: int) -> None:
-        self._pool, self._outages = pool, outages
-        self._chance = random.Random(seed)
+        super().__init__(outages, seed)
+        self._pool = pool
 
-    def run(self, seconds: float) -> None:
-        """Go on for so long, and for one round at least."""
-        end, rounds, acts = time.monotonic() + seconds, 0, self._acts()
-        while not rounds or time.monotonic() < end:
-            self._chance.shuffle(acts)
-            for kind, act in acts:
-                if rounds and time.monotonic() >= end:
-                    break
-                let_time_pass(self._chance.uniform(0.2, 1.5))
-                with self._outages.during(kind):
-                    act()
-            rounds += 1
-
-    def _acts(self) -> list[tuple[str, Callable[[], None]]]:
+    def acts(self) -> list[tuple[str, Callable[[], None]]]:
+        """The kinds of faults."""
         return [
             ("leader killed", self._kill_leader),
             ("leader hangs", self._hang_leader),
@@ -240,7 +227,7 @@ class Torment:
         self._pool.change_leaders()
 
     def _kill_both(self) -> None:
-        number = self._chance.randrange(WORKERS)
+        number = self.chance.randrange(WORKERS)
         self._pool.leader.kill()
         self._pool.kill_worker(number)
         self._pool.change_leaders()
@@ -248,50 +235,32 @@ class Torment:
 
     def _kill_standby(self) -> None:
         self._pool.standby.kill()
-        let_time_pass(self._chance.uniform(0, 2))
+        let_time_pass(self.chance.uniform(0, 2))
         self._pool.standby.follow(self._pool.leader)
 
     def _stop_standby(self) -> None:
         self._pool.standby.signal(signal.SIGSTOP)
-        let_time_pass(self._chance.uniform(0.2, 3))
+        let_time_pass(self.chance.uniform(0.2, 3))
         self._pool.standby.signal(signal.SIGCONT)
         until_copied(self._pool.standby.address)
 
     def _kill_worker(self) -> None:
-        number = self._chance.randrange(WORKERS)
+        number = self.chance.randrange(WORKERS)
         self._pool.kill_worker(number)
-        let_time_pass(self._chance.uniform(0, 2))
+        let_time_pass(self.chance.uniform(0, 2))
         self._pool.restart_worker(number)
 
 
-def soak(minutes: float, seed: int, directory: Path, memory: Path) -> list[str]:
-    """Run; returns the complaints."""
-    board, pool = Board(directory), Pool(directory, memory)
-    try:
+def soak(found: Findings, minutes: float, seed: int, directory: Path, memory: Path) -> None:
+    """Run."""
+    pool = Pool(directory, memory)
+    with contextlib.closing(pool):
         pool.start()
-        players = Players(pool.url, seed * 100_000, minutes * 60 + 600, directory)
-        keeper = Keeper(pool.url, seed, directory)
-        outages = Outages(keeper)
-        try:
-            if not keeper.whole(time.monotonic_ns()):
-                outages.complaints.append("the ledger does not get started")
-            Torment(pool, outages, seed).run(minutes * 60)
-        finally:
-            board.end()
-        reports, complaints = players.reports()
-        kept = keeper.report()
-        keeper.kill()
-    finally:
-        pool.close()
-    outages.print()
-    if "failed" in kept:
-        return [*complaints, *outages.complaints, str(kept["failed"])]
-    total, slow = summed([*reports, kept])
-    done = sum(count for what, count in total.items() if what.endswith((" ok", " true")))
-    print(f"operations {done + total['probed']}, faults {sum(outages.counts.values())}")
-    print(f"objects completed in the ledger {total['ledger put ok']}")
-    print(f"lost {kept['lost']}, wrong bytes {total['WRONG BYTES']}")
-    return complaints + outages.complaints + slow + board.complaints() + judge(total)
+
+        def torment(_: Players) -> None:
+            StandbyTorment(pool, found.outages, seed).run(minutes * 60)
+
+        found.look(Access(pool.url), seed, directory, torment)
 
 
 def main() -> int:
@@ -301,16 +270,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     print(f"seed {options.seed}, {options.minutes:g} minutes")
+    found = Findings()
     with (
         tempfile.TemporaryDirectory() as directory,
         tempfile.TemporaryDirectory(dir="/dev/shm", prefix="mooncake-soak-") as memory,
     ):
-        complaints = soak(options.minutes, options.seed, Path(directory), Path(memory))
-    for complaint in complaints:
-        print(f"FAILED: {complaint}")
-    if not complaints:
-        print("nothing acknowledged was lost, every byte read was right")
-    return bool(complaints)
+        soak(found, options.minutes, options.seed, Path(directory), Path(memory))
+    return found.print()
 
 
 if __name__ == "__main__":

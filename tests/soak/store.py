@@ -23,7 +23,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mooncake_store.local_cluster import LocalCluster
 from mooncake_store.units import parse_size
@@ -31,8 +31,9 @@ from tests.soak.board import CLIENTS, Board
 from tests.soak.player import DEADLINE_S, Player
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+HERE = Path(__file__).parents[2]
 WORKERS = 3
 SEGMENT = "96MiB"
 SLACK_S = 5.0
@@ -94,21 +95,37 @@ class Sizes:
         return complaints
 
 
+class Access(NamedTuple):
+    """How clients get to a pool."""
+
+    url: str
+    hosts: tuple[tuple[str, ...], ...] = ((),) * CLIENTS
+    """For each client what goes before its command line, to have it run on a host of a test."""
+    environment: Mapping[str, str] = {}
+
+    def start(self, number: int, *command: str) -> subprocess.Popen[str]:
+        """Start the program of a client where that one runs; what it prints can be read."""
+        return subprocess.Popen(
+            [sys.executable, *self.hosts[number], "-m", *command],
+            stdout=subprocess.PIPE, text=True, cwd=HERE, env=os.environ | self.environment,
+        )  # fmt: skip
+
+
 class Players:
     """The client processes. The first lives from beginning to end; the others may be replaced."""
 
-    def __init__(self, url: str, seed: int, seconds: float, directory: Path) -> None:
+    def __init__(self, access: Access, seed: int, seconds: float, directory: Path) -> None:
         self._end = time.monotonic() + seconds
-        self._url, self._seed, self._directory = url, seed, directory
-        self._processes = [self._start(number) for number in range(CLIENTS)]
+        self._access, self._seed, self._directory = access, seed, directory
+        self._processes = [self._start(number) for number in range(len(access.hosts))]
 
     def _start(self, number: int) -> subprocess.Popen[str]:
         self._seed += 1
         left_s = max(1.0, self._end - time.monotonic())
-        command = [sys.executable, "-m", "tests.soak.store", "--play", self._url]
+        command = ["tests.soak.store", "--play", self._access.url]
         command += ["--number", str(number), "--seed", str(self._seed)]
         command += ["--minutes", str(left_s / 60), "--directory", str(self._directory)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        return self._access.start(number, *command)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -125,6 +142,11 @@ class Players:
     def signal(self, number: int, kind: int) -> None:
         """Stop one, or let it go on."""
         self._processes[number].send_signal(kind)
+
+    def kill(self) -> None:
+        """End all of them. Idempotent."""
+        for process in self._processes:
+            process.kill()
 
     def reports(self) -> tuple[list[dict[str, object]], list[str]]:
         """What those that live to the end report, and complaints about those that do not."""
@@ -216,7 +238,7 @@ def soak(minutes: float, seed: int, directory: Path) -> list[str]:
         master={"client_ttl": "4s", "ping_interval": "500ms"},
     ) as cluster:
         board = Board(directory)
-        players = Players(cluster.url, seed * 100_000, seconds, directory)
+        players = Players(Access(cluster.url), seed * 100_000, seconds, directory)
         sizes = Sizes()
 
         def watch() -> None:
@@ -254,12 +276,12 @@ def judge(total: Counter[str]) -> list[str]:
     """Say which counts are not as they must be."""
     needed = ("put ok", "get ok", "exists true", "upsert ok", "get live ok", "view ok", "race ok")
     complaints = [f"no progress: {what} is 0" for what in needed if not total[what]]
-    complaints += [
-        f"{count} times {what}"
-        for what, count in total.items()
-        if any(what.endswith(error) for error in FORBIDDEN)
-    ]
-    return complaints
+    return complaints + [f"{count} times {what}" for what, count in forbidden(total).items()]
+
+
+def forbidden(total: Counter[str]) -> dict[str, int]:
+    """The errors of these counts that nothing explains."""
+    return {what: count for what, count in total.items() if what.endswith(FORBIDDEN)}
 
 
 def main() -> int:

@@ -30,11 +30,10 @@ import numpy as np
 
 from mooncake_store.journal.ring_file import remove_rings
 from tests.soak.board import Board
-from tests.soak.guest import CALL, CALLS
-from tests.soak.ledger import PUT, READ, SETTLE_S
+from tests.soak.ledger import PUT, READ, SETTLE_S, calls_of, rounds_of
 from tests.soak.player import DEADLINE_S
-from tests.soak.standbys import HERE, Place, end, start
-from tests.soak.store import let_time_pass
+from tests.soak.standbys import Place, end, start
+from tests.soak.store import HERE, let_time_pass
 from tests.standby.asking import promote
 
 if TYPE_CHECKING:
@@ -92,8 +91,7 @@ class Caller:
         directory.mkdir()
         self.board = Board(directory)
         self.name = f"client of {version.name}"
-        self._calls = directory / CALLS
-        self._rounds = directory / "rounds"
+        self._directory = directory
         command = ["-m", "tests.soak.guest", url, "--seed", str(seed), "--directory", directory]
         command += ["--replicas", str(replicas)]
         self._process = subprocess.Popen(
@@ -107,14 +105,11 @@ class Caller:
 
     def whole(self, since_ns: int) -> bool:
         """Whether all was as it must be in a round that began since then."""
-        data = self._rounds.read_bytes()
-        rounds = np.frombuffer(data[: len(data) // 16 * 16], np.int64).reshape(-1, 2)
-        return bool((rounds[:, 0] >= since_ns).any())
+        return bool((rounds_of(self._directory)[:, 0] >= since_ns).any())
 
     def calls(self, began_ns: int, ended_ns: int) -> np.ndarray:
         """What ended between two moments."""
-        data = self._calls.read_bytes()
-        calls = np.frombuffer(data[: len(data) // CALL.itemsize * CALL.itemsize], CALL)
+        calls = calls_of(self._directory)
         return calls[(calls["ended"] >= began_ns) & (calls["ended"] < ended_ns)]
 
     def report(self) -> dict[str, object]:

@@ -26,7 +26,7 @@ def server():
         yield server
 
 
-@pytest.mark.parametrize("timeout_s", LATE)
+@pytest.mark.parametrize("timeout_s", [*LATE, 4e-6, 0.0009])
 def test_no_time_to_ask_is_no_time_to_answer(timeout_s):
     error = overdue("127.0.0.1:7", "get", timeout_s, 0.25)
     assert error.what == "the deadline passed before this could be asked"

@@ -52,7 +52,7 @@ def unreachable(where: Address, elapsed_s: float, error: OSError, *, accepted: b
 def overdue(peer: str, operation: str, timeout_s: float, elapsed_s: float) -> StoreError:
     """No reply came before the deadline."""
     what = f"no reply within {timeout_s:g} s"
-    if timeout_s <= 0:
+    if timeout_s < 0.001:  # nobody answers in what was left, and 4e-06 s tells nobody anything
         what = "the deadline passed before this could be asked"
     return TransferTimeoutError(what, peer=peer, operation=operation, elapsed_s=elapsed_s)
 
