@@ -218,7 +218,7 @@ class Shipping:
         ):
             standby.idle = True
             # Until one counts it is asked soon again which one: the first shard may know by then.
-            undecided = keeper.replicates and not counting.counted.number
+            undecided = keeper.replicates and standby.number and not counting.counted.number
             wait_s = min(wait_ms / 1000, CLAIM_S) if undecided else wait_ms / 1000
             await self._news(keeper, position, wait_s)
             standby.idle, standby.heard_ns = False, time.monotonic_ns()

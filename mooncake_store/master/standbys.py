@@ -106,9 +106,7 @@ class Standbys:
             await asyncio.gather(watching, return_exceptions=True)
 
     def met(self, connection: Connection, number: int, address: str) -> None:
-        """Note where a standby listens, as this host reaches it."""
-        if not number:
-            return
+        """Note where a standby listens, as this host reaches it; all that say no number are one."""
         try:
             said = Address.parse(address)
             if said.host in _ANYWHERE:
@@ -190,11 +188,9 @@ class Standbys:
         """Return what a status says of standbys."""
         told = await self._shards.standbys()
         numbers = {each.number for shard in told for each in shard.standbys}
-        counting = {shard.number for shard in told}
+        counting = {shard.number for shard in told} - {0}
         return {
-            "standbys": tuple(
-                self._entry(number, told) for number in sorted((numbers | counting) - {0})
-            ),
+            "standbys": tuple(self._entry(number, told) for number in sorted(numbers | counting)),
             "refusing": next((shard.refusing for shard in told if shard.refusing), ""),
             "waiting": sum(shard.waiting for shard in told),
         }
@@ -202,16 +198,17 @@ class Standbys:
     def _entry(self, number: int, told: Sequence[ShardStandbys]) -> StandbyEntry:
         found = [_of(shard, number) for shard in told]
         there = [each for each in found if each is not None]
+        counts = [shard.number == number != 0 for shard in told]
         silent_ms = [each.silent_ms for each in there]
-        silent_ms += [shard.silent_ms for shard in told if shard.number == number]
+        silent_ms += [shard.silent_ms for shard, own in zip(told, counts, strict=True) if own]
         return StandbyEntry(
             number,
             self._addresses.get(number, ""),
-            counts=any(shard.number == number for shard in told),
+            counts=any(counts),
             follows=None not in found,
             exact=all(
-                shard.exact if shard.number == number else each is not None and each.exact
-                for shard, each in zip(told, found, strict=True)
+                shard.exact if own else each is not None and each.exact
+                for shard, each, own in zip(told, found, counts, strict=True)
             ),
             behind_words=-1 if len(there) < len(told) else sum(e.behind_words for e in there),
             silent_ms=max(silent_ms),
@@ -247,7 +244,7 @@ def _successor(
     """The standby that changes can wait for at once, 0 for none; rather one that counts already."""
     counting = {shard.number for shard in told}
     able = []
-    for number in {each.number for shard in told for each in shard.standbys} - set(without):
+    for number in {each.number for shard in told for each in shard.standbys} - {0, *without}:
         found = [_of(shard, number) for shard in told]
         if all(each and each.caught_up and each.silent_ms <= silent_ms for each in found):
             able.append(number)
