@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store chaos clean
 .PHONY: predictions test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma
 .PHONY: test-compat test-hosts test-serving soak-serving soak-reboot soak-standby upgrade
-.PHONY: overload conversations vllm-routing
+.PHONY: abuse overload conversations vllm-routing
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -60,6 +60,9 @@ test-gpu: setup-test ## device memory on a real CUDA device; skips with a reason
 
 fuzz: setup      ## feed the wire codec hostile bytes for ten minutes
 	@$(PY) -m tests.fuzz.wire --seconds 600
+
+abuse: setup     ## every port of a running pool, against whoever wants to stop or fill it
+	@$(PY) -m tests.soak.abuse
 
 soak: setup      ## the shard core against its model, 100,000 steps of SEED
 	@$(PY) -m tests.soak.core --seed $(SEED)

@@ -83,12 +83,12 @@ async def _external(
     front = ExternalFront(engines, settings.deadline_s, engine_placement(settings))
     application = external_application(front, settings.token)
     listener = listen(settings.host, settings.port)
-    runner, url = await serve_http(application, settings.host, listener)
+    server, url = await serve_http(application, settings.host, listener)
     try:
         facts = {"url": url, "what": f"{len(engines)} engines"}
         await _until_stopped(stop, facts, ready, port_file)
     finally:
-        await runner.cleanup()
+        await server.cleanup()
 
 
 def _on_signals() -> asyncio.Event:

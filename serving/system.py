@@ -13,19 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
-import socket
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
-
 from mooncake_store import AsyncClient
 from mooncake_store.errors import ConfigError, StoreError
 from mooncake_store.local_cluster import LocalCluster
+from mooncake_store.program.web import WebServer
 from serving.conductor.conductor import Conductor
 from serving.engine.loading import check_model
 from serving.front.app import Front, front_application
@@ -46,10 +43,14 @@ from serving.workers.local import LocalWorkers
 from serving.workers.protocol import COUPLED_ROLE, DECODE_ROLE, PREFILL_ROLE
 from serving.workers.settings import settings_from
 from transfer_engine.lasting import keep_going
+from transfer_engine.rpc.accepting import listen
 from transfer_engine.rpc.address import is_loopback
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
+
+    from aiohttp import web
 
     from serving.scheduling.placement import PlacementPolicy
 
@@ -180,7 +181,7 @@ class ServingSystem:
         self.conductor = Conductor(requests_max=settings.requests_max)
         self._recorder: Recorder | None = None
         self._listener: socket.socket | None = None
-        self._runner: web.AppRunner | None = None
+        self._web: WebServer | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._replacing: dict[int, asyncio.Task[None]] = {}
         self.url = ""
@@ -237,16 +238,16 @@ class ServingSystem:
             recorder=self._recorder,
         )
         front.limits()  # a tokenizer or chat template that cannot be used is told of now
-        self._runner, self.url = await serve_http(
+        self._web, self.url = await serve_http(
             front_application(front), settings.host, self._listener
         )
 
     async def close(self) -> None:
         """End everything: no new requests first, the store last. Idempotent."""
-        runner, self._runner = self._runner, None
+        web, self._web = self._web, None
         listener, self._listener = self._listener, None
-        if runner is not None:
-            await runner.cleanup()
+        if web is not None:
+            await web.cleanup()
         if listener is not None:
             listener.close()
         if self._recorder is not None:
@@ -295,32 +296,15 @@ class ServingSystem:
             del self._replacing[number]
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Take a port; who connects waits until it is served. Raises ConfigError."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, address = found[0][0], found[0][4]
-        return socket.create_server((str(address[0]), port), family=family)
-    except OSError as error:
-        # asyncio and the resolver word it anew, with the address once more.
-        known = error.errno and not isinstance(error, socket.gaierror)
-        reason = os.strerror(error.errno or 0) if known else error.strerror or str(error)
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {reason}",
-            advice="another program may be using the port: choose another one with --port",
-        ) from error
-
-
 async def serve_http(
     application: web.Application, host: str, listener: socket.socket
-) -> tuple[web.AppRunner, str]:
-    """Serve an application on a port of `listen`; returns its runner and its URL."""
+) -> tuple[WebServer, str]:
+    """Serve an application on a port of `listen`; returns its server and its URL."""
     # A client that goes away has to cancel its request, wherever it is.
-    runner = web.AppRunner(
-        application, handler_cancellation=True, access_log=None, shutdown_timeout=STOP_S
+    server = WebServer(
+        application, listener, "the HTTP port", handler_cancellation=True, shutdown_timeout=STOP_S
     )
-    await runner.setup()
-    await web.SockSite(runner, listener).start()
+    await server.start()
     bound = listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
-    return runner, f"http://{shown}:{bound}"
+    return server, f"http://{shown}:{bound}"

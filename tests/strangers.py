@@ -68,3 +68,48 @@ class Stranger(socketserver.ThreadingTCPServer):
         self.shutdown()
         self._thread.join()
         super().__exit__(*error)
+
+
+class Crowd:
+    """Strangers that came and stay; `connect` returns the socket of a further one."""
+
+    def __init__(self, connect):
+        self._connect = connect
+        self._socks = []
+
+    def come(self, sent=b""):
+        """Have another one come, and say so much."""
+        with contextlib.suppress(ConnectionError, TimeoutError):  # it had to go at once
+            sock = self._connect()
+            self._socks.append(sock)
+            if sent:
+                sock.sendall(sent)
+            sock.setblocking(False)
+
+    def say(self, data):
+        """Have all of them say something more."""
+        for sock in self._socks:
+            with contextlib.suppress(OSError):
+                sock.send(data)
+
+    def left(self):
+        """How many of them the other side has not hung up on."""
+        return sum(map(_connected, self._socks))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        for sock in self._socks:
+            sock.close()
+
+
+def _connected(sock):
+    try:
+        while sock.recv(1 << 16):
+            pass
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False

@@ -31,16 +31,38 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["LastingThread", "Setbacks", "keep_going"]
+__all__ = ["LastingThread", "Seldom", "Setbacks", "keep_going"]
 
 log = logging.getLogger(__name__)
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0
 QUIET_S = 60.0
-"""Failures of one piece of work are told at most this often."""
+"""The same is told at most this often."""
 FAILURES_MAX = 8
 """As many turns that failed, one after the other, and it is no longer believed to recover."""
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class Seldom:
+    """Says when to tell of what may happen often: at most once in `QUIET_S`. No thread-safety.
+
+    `clock` is time.monotonic, or what a test moves.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._untold = 0
+        self._quiet_until = clock()
+
+    def due(self) -> str | None:
+        """Note that it happened; return how often besides, to be told, None to be silent."""
+        self._untold += 1
+        now = self._clock()
+        if now < self._quiet_until:
+            return None
+        self._quiet_until = now + QUIET_S
+        times, self._untold = self._untold, 0
+        return f" ({times} times since this was told last)" if times > 1 else ""
 
 
 class Setbacks:
@@ -51,21 +73,16 @@ class Setbacks:
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
-        self._clock = clock
+        self._seldom = Seldom(clock)
         self._failures = 0
         self._pause_s = PAUSE_S_MIN
-        self._untold = 0
-        self._quiet_until = clock()
 
     def failed(self, error: Exception) -> float:
         """Note that a turn failed; return the seconds until the next one."""
         short = isinstance(error, OSError) and error.errno in _SHORTAGES
         self._failures += not short
-        self._untold += 1
-        if self._clock() >= self._quiet_until:
-            self._quiet_until = self._clock() + QUIET_S
-            more = f" ({self._untold} times since this was told last)" if self._untold > 1 else ""
-            self._untold = 0
+        more = self._seldom.due()
+        if more is not None:
             why = f"{type(error).__name__}: {error}"
             log.error(
                 "%s failed, and goes on: %s%s", self._name, why, more,

@@ -27,15 +27,17 @@ from mooncake_store.config.settings import MasterConfig
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from mooncake_store.wire.hosts import HostsReply, MoveState
+    from mooncake_store.wire.hosts import HostsReply, Merge, MoveState, Split
     from transfer_engine.rpc.blocking import BlockingConnection
+    from transfer_engine.wire.cold import Cold
+    from transfer_engine.wire.registry import Operation
 
 app = make_app("Lead shards of a pool on several hosts, and move them.")
 
 CALL_S = 10.0
 POLL_S = 0.2
-SPLIT_S = 600.0
-"""How long a master may take to split its shards, and to start with them."""
+RESHARD_S = 600.0
+"""How long a master may take to make other shards of its own, and to start with them."""
 
 
 @app.command(
@@ -189,33 +191,72 @@ def split(
     The master starts anew meanwhile, on its state; requests wait for that. It has as many shards
     from then on, whatever its --shards says.
     """
-    from mooncake_store.errors import InvalidArgumentError, UnavailableError
     from mooncake_store.wire.hosts import SPLIT, Split
 
-    if not factor.isdecimal() or int(factor) < 2:
-        raise InvalidArgumentError(f"{factor!r} is no number from 2 on")
+    _resharded(SPLIT, Split(_factor(factor)), as_json=as_json)
+
+
+@app.command(
+    epilog=examples(
+        (
+            "mooncake shard merge 4 --master 10.0.0.5:50051",
+            "one shard of every four neighbours, such as were made by `shard split 4`",
+        ),
+    )
+)
+@store_options
+def merge(
+    factor: Annotated[
+        str,
+        typer.Argument(metavar="N", help="How many become one: a divisor of how many there are."),
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Make one shard of every few neighbours, on the host of the master, while clients use them.
+
+    The inverse of `mooncake shard split`, and done in the same way.
+    """
+    from mooncake_store.wire.hosts import MERGE, Merge
+
+    _resharded(MERGE, Merge(_factor(factor)), as_json=as_json)
+
+
+def _factor(text: str) -> int:
+    from mooncake_store.errors import InvalidArgumentError
+
+    if not text.isdecimal() or int(text) < 2:
+        raise InvalidArgumentError(f"{text!r} is no number from 2 on")
+    return int(text)
+
+
+def _resharded(
+    operation: "Operation[Cold[Any], Cold[Any]]", request: "Split | Merge", *, as_json: bool
+) -> None:
+    """Have a master make other shards of its own, and tell when they lead."""
+    from mooncake_store.errors import UnavailableError
+
     began = time.monotonic()
     with _connected() as connection:
         run = _hosts(connection).run
-        body = connection.call(SPLIT, SPLIT.request.pack(Split(int(factor))), timeout_s=SPLIT_S)
-        shards = SPLIT.reply.unpack(body).shards
-    found = _hosts_of_another_run(run)
+        body = connection.call(operation, operation.request.pack(request), timeout_s=RESHARD_S)
+        shards = operation.reply.unpack(body).shards
+    found = _hosts_of_another_run(run, operation.name)
     if found.split:
         raise UnavailableError(
-            f"the shards were not split: {found.split}",
-            operation="split",
-            advice="they are what they were; see the log of the master",
+            f"nothing came of the {operation.name}: {found.split}",
+            operation=operation.name,
+            advice="the shards are what they were; see the log of the master",
         )
     seconds = time.monotonic() - began
     line = f"there are {shards} shards now; it took {seconds:.1f} s"
     emit({"shards": shards, "seconds": seconds}, as_json=as_json, human=partial(str, line))
 
 
-def _hosts_of_another_run(run: int) -> "HostsReply":
+def _hosts_of_another_run(run: int, operation: str) -> "HostsReply":
     """What the master says of its shards once it was started anew, and all of them lead."""
     from mooncake_store.errors import StoreError, UnavailableError
 
-    until = time.monotonic() + SPLIT_S
+    until = time.monotonic() + RESHARD_S
     while time.monotonic() < until:
         try:
             with _connected() as connection:
@@ -227,8 +268,8 @@ def _hosts_of_another_run(run: int) -> "HostsReply":
         threading.Event().wait(POLL_S)
     raise UnavailableError(
         "the master was not started anew in time",
-        operation="split",
-        elapsed_s=SPLIT_S,
+        operation=operation,
+        elapsed_s=RESHARD_S,
         advice="see its log",
     )
 

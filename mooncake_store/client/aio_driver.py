@@ -34,6 +34,7 @@ from mooncake_store.wire.shard import OPEN, SHARD, once_more
 from transfer_engine.base import Operation as Direction
 from transfer_engine.outcome import BatchResult
 from transfer_engine.rpc.aio import AsyncConnection
+from transfer_engine.rpc.failures import unserved
 
 if TYPE_CHECKING:
     from mooncake_store.masters import Search
@@ -67,9 +68,14 @@ class _Peer:
     async def call(self, operation: Operation[Any, Any], body: bytes, until: float) -> Any:
         """Send a request and return the body of its reply."""
         connection = self._connection
-        if connection is None or connection.closed:
-            connection = await self.connect(until)
-        return await connection.call(operation, body, timeout_s=_left(until))
+        while True:
+            if connection is None or connection.closed:
+                connection = await self.connect(until)
+            try:
+                return await connection.call(operation, body, timeout_s=_left(until))
+            except UnavailableError as error:
+                if not unserved(error):
+                    raise
 
     async def connect(self, until: float) -> AsyncConnection:
         """Connect and introduce this client; callers that come meanwhile share the connection."""

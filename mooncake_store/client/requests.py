@@ -215,7 +215,10 @@ def give_back(core: Core, digests: NDArray[np.uint64], generations: Column) -> l
 def shard_figures(core: Core, until: float) -> Steps[list[ShardFigures | StoreError]]:
     """The totals of every shard, or why one of them did not tell."""
     body = STATS.request.pack(StatsRequest())
-    replies = yield Calls([(shard, STATS, body) for shard in range(core.shards)], until)
+    while True:
+        replies = yield Calls([(shard, STATS, body) for shard in range(core.shards)], until)
+        if not any(type(reply) is ReshardedError for reply in replies):
+            break
     return [
         reply.again() if isinstance(reply, StoreError) else STATS.reply.unpack(reply)
         for reply in replies

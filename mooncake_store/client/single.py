@@ -139,7 +139,7 @@ def put_one(
     digest = digest_of(key, identity)
     if digest is None:
         return None
-    size = memory[1]
+    size, shards = memory[1], core.shards
     request = requests.pack(digest, name_of(key), size, patience_ms(until), next(core.requests))
     try:
         body = yield from fetch(core.shard_of(digest), PUT_START, request, until)
@@ -160,6 +160,8 @@ def put_one(
             continue
         break
     (status,) = PUT_END_ONE.reply.unpack(body)
+    if status == Status.NOT_FOUND and core.shards != shards:
+        return None  # other shards than that which began it know nothing of it
     counters = core.counters
     counters.keys += 1
     name = outcome.transport

@@ -83,6 +83,7 @@ _REVOKE_S = 0.5
 _NAMED_MAX = NAME_BLOB_MAX // 4096
 # Plain numbers: to compare a column with a member of an enumeration takes five times as long.
 _NO_SPACE, _TENANT_QUOTA = int(Status.NO_SPACE), int(Status.TENANT_QUOTA)
+_NOT_FOUND = int(Status.NOT_FOUND)
 
 
 class PutFields:
@@ -187,12 +188,13 @@ class Putting(KeyTransfers):
         core, status = self.core, self.status
         core.counters.keys += len(status)
         index = self.good()
+        lost = index[:0]
         while len(index):
-            now, avoided = time.monotonic(), len(self._avoided)
+            now, avoided, shards = time.monotonic(), len(self._avoided), core.shards
             try:
                 yield from self.begin(index)
             except (TransferTimeoutError, PeerLostError, UnavailableError):
-                if not self.failures:
+                if not self.failures and not len(lost):
                     raise
                 break  # that there was no time for another attempt explains nothing
             accepted = index[status[index] == k.FOUND]
@@ -201,7 +203,9 @@ class Putting(KeyTransfers):
             if len(written):
                 yield from self.end(written)
             self.started = None
-            if not self.failures:
+            # Other shards than those that began these puts know nothing of them.
+            lost = written[(status[written] == _NOT_FOUND) & (core.shards != shards)]
+            if not self.failures and not len(lost):
                 break
             failed = accepted[status[accepted] == k.FAILED]
             try:
@@ -210,7 +214,7 @@ class Putting(KeyTransfers):
                 break  # what was begun is in the way of another attempt
             if time.monotonic() >= self.until:
                 break
-            index = self._once_more(index, failed, now, avoided)
+            index = np.union1d(self._once_more(index, failed, now, avoided), lost)
         if self.failures:
             self._tell_tried()
         if self.fields.upsert:

@@ -36,6 +36,9 @@ from mooncake_store.compat.config import MooncakeConfig
 from mooncake_store.compat.store import MooncakeDistributedStore
 from mooncake_store.endpoint import is_loopback
 from mooncake_store.errors import ConfigError
+from mooncake_store.program.descriptors import raise_limit
+from mooncake_store.program.web import WebServer
+from transfer_engine.rpc.accepting import listen
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -171,7 +174,7 @@ class MooncakeStoreService:
     `cli_config` overrides single settings.
     """
 
-    _runner: web.AppRunner | None = None
+    _web: WebServer | None = None
 
     def __init__(
         self, config_path: str | None = None, cli_config: Mapping[str, Any] | None = None
@@ -263,17 +266,16 @@ class MooncakeStoreService:
                 f"--host {host} can be reached from other machines",
                 advice="pass --token-file, or listen on 127.0.0.1",
             )
-        self._runner = web.AppRunner(self.application(token))
-        await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
-        log.warning("the REST service listens on %s", self._runner.addresses[0])
+        self._web = WebServer(self.application(token), listen(host, port), "the REST port")
+        await self._web.start()
+        log.warning("the REST service listens on %s", self._web.address)
         return True
 
     async def stop(self) -> None:
         """Serve no more and close the store. Idempotent."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
+        web, self._web = self._web, None
+        if web is not None:
+            await web.cleanup()
         store, self.store = self.store, None
         if store is not None:
             number = await asyncio.to_thread(store.close)
@@ -520,4 +522,5 @@ async def main() -> None:
 
 def sync_main() -> None:
     """Run `main` as a program."""
+    raise_limit()
     asyncio.run(main())

@@ -270,7 +270,7 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
     ] = 1_000_000
     connections_max: Annotated[
         Count,
-        Meta(description="Connections served at once; further ones are refused."),
+        Meta(description="Connections served at once; for one more, the one idle longest ends."),
     ] = 10_000
     strict: Strict = False
 

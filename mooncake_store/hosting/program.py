@@ -281,7 +281,7 @@ class _ShardHost:
         for shard in sorted(self._copied - self._supervisor.numbers):
             source = self._joined.places[shard] if shard < len(self._joined.places) else ""
             if source:
-                copy = await self._farm.copy(shard, source)
+                copy = await self._farm.copy(shard, source, counts=True)
                 heard = heard and copy.state != "cut off"
         return heard
 
@@ -292,6 +292,7 @@ class _ShardHost:
             raise UnavailableError(
                 "another run of the master gives orders here", advice="the host joins it anew"
             )
+        self._fence.check()  # whoever could not let it answer any more has no orders to give
         if opcode == RELAY.opcode:
             return await self._relay(request)
         if opcode == COPY.opcode:
@@ -324,7 +325,10 @@ class _ShardHost:
         if not request.source and request.shard in self._copied:
             await self._supervisor.forget_ahead(request.shard)
             return CopyState(self._number, "none", 0, 0)  # it goes on being copied
-        return await self._farm.copy(request.shard, request.source, soon=request.soon)
+        counts = request.shard in self._copied
+        return await self._farm.copy(
+            request.shard, request.source, soon=request.soon, counts=counts
+        )
 
     async def _lead(self, request: Lead) -> Led:
         assert self._farm is not None

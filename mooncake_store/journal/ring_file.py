@@ -53,7 +53,8 @@ if TYPE_CHECKING:
     from mooncake_store.journal.origin import Origin
 
 __all__ = [
-    "CELLS", "ROWS_SUFFIX", "RingFile", "checksum", "open_own", "remove_rings", "rings_of", "whose",
+    "CELLS", "ROWS_SUFFIX", "RingFile", "checksum", "move_rings", "open_own", "remove_rings",
+    "rings_of", "whose",
 ]  # fmt: skip
 
 CELLS = 1 << 22
@@ -202,6 +203,15 @@ def remove_rings(folder: Path) -> None:
     for path in rings_of(folder):
         with contextlib.suppress(OSError):
             path.unlink()
+
+
+def move_rings(folder: Path, to: Path) -> None:
+    """Let what a run left in memory for one folder be that of another, which has nothing there.
+
+    Raises OSError.
+    """
+    for path in rings_of(folder):
+        os.rename(path, path.with_name(path.name.replace(_place_of(folder), _place_of(to))))
 
 
 def _cells_offset(events: int) -> int:

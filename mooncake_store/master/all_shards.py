@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.registry import Operation
 
-__all__ = ["AllShards", "numbers_in", "refusals", "state_of", "states_in"]
+__all__ = ["AllShards", "Links", "numbers_in", "refusals", "state_of", "states_in"]
 
 Slices: TypeAlias = tuple[tuple[int, int, int], ...]
 """What a shard has not forgotten: (number, used bytes, core `SegmentState`) each."""

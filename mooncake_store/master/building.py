@@ -106,12 +106,15 @@ async def open_service(
     """
     loading = None
     if not kernels.loaded_before(_CORE):
-        loading = _load_kernels()
+        loading = load_kernels()
         await loading
     keeper = await _open_keeper(config, place, clock, folder, cluster)
     try:
-        if keeper is not None and term is not None and term.counted is not None:
-            await asyncio.to_thread(keeper.counting.elect, term.counted)
+        if keeper is not None and term is not None:
+            if term.counted is None:
+                keeper.counting.lead_alone()
+            else:
+                await asyncio.to_thread(keeper.counting.elect, term.counted)
         fence = None if term is None else term.fence
         service = build_service(config, place, clock, keeper, fence)
     except BaseException:
@@ -119,7 +122,7 @@ async def open_service(
             await asyncio.to_thread(keeper.close)
         raise
     # Not before: what was kept would be read beside it on one interpreter, and take a third longer.
-    loading = loading or _load_kernels()
+    loading = loading or load_kernels()
     _fail_with(service, loading)
     return service, loading
 
@@ -172,7 +175,9 @@ def build_service(
     return service
 
 
-def _load_kernels() -> asyncio.Future[None]:
+def load_kernels() -> asyncio.Future[None]:
+    """Load on a thread what shards are made of; the result ends with it."""
+
     def load() -> None:
         from mooncake_store.core.warmup import warmup
 

@@ -159,7 +159,9 @@ class Cluster:
             if not worker.numbers:
                 del roster.workers[worker.uuid]
         await self.keep()
-        self._standbys.begin(self._shards)
+        beside, distant = self._seats.beside(), self._seats.distant()
+        self._standbys.begin(AllShards(beside), distant)
+        self._news.expect(await self._standbys.counting(), TAKEN_S)
         self._overview = Overview(
             facts, lineage, roster, self._seats, self._shards, liveness, self._standbys
         )
@@ -202,7 +204,8 @@ class Cluster:
             )
         self._standbys.met(connection, request.standby, request.address)
         facts, run = self._known.facts, self._lineage.run
-        self._news.heard(connection, request.version if request.run == run else 0)
+        version = request.version if request.run == run else 0
+        self._news.heard(connection, version, request.standby)
         if request.run == run:
             await self._news.after(request.version, request.wait_ms / 1000)
         registers = self._registers_now()
@@ -242,6 +245,20 @@ class Cluster:
         self._news.changed()
         if self._file.keeps:
             await self._file.keep(self._registers_now())
+
+    async def announce(self) -> None:
+        """Tell the standby that could lead in place of this master what there is now.
+
+        Raises UnavailableError where it may not have heard; nobody else is to act on it then.
+        """
+        self._news.changed()
+        for number in await self._standbys.counting():
+            if not await self._news.taken_by(number, TAKEN_S):
+                raise UnavailableError(
+                    f"the standby {number:016x} does not hear which host leads what, and it may "
+                    "lead in place of this master",
+                    advice="see `mooncake standbys`",
+                )
 
     def _registers_now(self) -> Registers:
         return self._roster.registers(self._life, self._lineage, self._seats.owners)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.wire import cluster as wire
-from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, SPLIT, STAY
+from mooncake_store.wire.hosts import HOSTS, JOIN, MERGE, MOVE, SERVING, SPLIT, STAY
 from mooncake_store.wire.standby import DROP, HAND_OVER, PROMOTE, REGISTERS, STANDBY
 from transfer_engine.errors import AuthError, UnavailableError
 
@@ -33,7 +33,7 @@ _OWNERS = frozenset(
     each.opcode
     for each in (
         wire.MOUNT, wire.UNMOUNT, wire.DRAIN, REGISTERS, PROMOTE, DROP, JOIN, SERVING, STAY, MOVE,
-        SPLIT, HAND_OVER,
+        SPLIT, HAND_OVER, MERGE,
     )
 )  # fmt: skip
 """Not for who may only read: he would change something, or learn the secret of all namespaces."""

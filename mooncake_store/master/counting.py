@@ -103,6 +103,9 @@ class Counting:
         self._on_held = on_held
         self._lock = asyncio.Lock()
         self.counted = counting_standby(folder)
+        self.alone = False
+        """Whether another host than the master's leads the shard: copies on hosts count, each shard
+        has its own, and standbys of the master have none of it."""
         self.elected = False
         """Whether an election lets nobody lead but this one and the standby that counts, so that
         changes wait for nobody while none does."""
@@ -116,10 +119,23 @@ class Counting:
         """How long it is waited for while it does not."""
         self._held = 0
 
+    def lead_alone(self) -> None:
+        """Lead on another host than the master's."""
+        self.alone, self._first = True, None
+
     def elect(self, counted: Counted) -> None:
-        """Lead by an election, in an era; raises ConfigError. What was of another era is over."""
+        """Lead by an election, in an era; raises ConfigError. What was of another era is over.
+
+        Where the first shard waits for somebody in that era this one does too: it may come from
+        another host.
+        """
         self.elected = True
-        if counted.era != self.counted.era:
+        if counted.era == self.counted.era:
+            counted = self.counted
+        if self._first is not None and not counted.number:
+            first = counting_standby(self._first)
+            counted = first if first.era == counted.era else counted
+        if counted != self.counted:
             try:
                 count_standby(self._folder, counted)
             except OSError as error:
@@ -141,12 +157,18 @@ class Counting:
             return
         number = self.counted.number
         if not number:
+            if self.alone:
+                raise UnavailableError(
+                    "no host copies this shard, and changes wait for one (--journal replicated)",
+                    advice="start one with `mooncake shard serve --copy`; reading goes on",
+                )
             raise UnavailableError(
                 "no standby follows, and changes wait for one (--journal replicated)",
                 advice="start one with `mooncake standby`; what is there can be read meanwhile",
             )
+        what = "copy" if self.alone else "standby"
         raise UnavailableError(
-            f"the standby that changes wait for, {number:016x}, does not follow",
+            f"the {what} that changes wait for, {number:016x}, does not follow",
             advice="start that one; where it is gone for good, "
             f"`mooncake standbys --drop {number:016x}`",
         )
@@ -159,13 +181,14 @@ class Counting:
         Raises OSError.
         """
         async with self._lock:
-            if not number:
-                return False
-            if self.counted.number:
-                return self.counted.number == number
+            if self.counted.number or not number:
+                return bool(number) and self.counted.number == number
             wanted = Counted(number, self.counted.era)
-            if self._first is not None and counting_standby(self._first) != wanted:
-                return False  # the first shard decides for all
+            if self._first is not None and (first := counting_standby(self._first)) != wanted:
+                # That one decides for all; this one may have come from a host just now.
+                if self.elected or first.number != number or first.era < wanted.era:
+                    return False
+                wanted = first
             await asyncio.to_thread(count_standby, self._folder, wanted)
             self.counted = wanted
             return True

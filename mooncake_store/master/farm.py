@@ -18,6 +18,7 @@ from mooncake_store.journal.origin import Origin
 from mooncake_store.standby.following import ShardFollower
 from mooncake_store.standby.mirror import ShardMirror
 from mooncake_store.wire.hosts import CopyState, HostCopy
+from mooncake_store.wire.standby import COPY_ROLE
 from transfer_engine.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -58,10 +59,13 @@ class Farm:
         self._sources: dict[int, str] = {}
         self._lock = asyncio.Lock()
 
-    async def copy(self, shard: int, source: str, *, soon: bool = False) -> CopyState:
+    async def copy(
+        self, shard: int, source: str, *, soon: bool = False, counts: bool = False
+    ) -> CopyState:
         """Follow a shard that leads at an address, "" for no more; return how the copy stands.
 
-        With `soon` a process is ready for it when this returns.
+        With `soon` a process is ready for it when this returns. Changes may wait for a copy that
+        `counts`: one that is there for good, and not for a move that may come to nothing.
         """
         async with self._lock:
             if not source:
@@ -73,7 +77,8 @@ class Farm:
                 raise UnavailableError(f"this host leads shard {shard} itself", operation="copy")
             self._sources[shard] = source
             if shard not in self._copies:
-                self._copies[shard] = await asyncio.to_thread(self._follow, shard)
+                number = self.number if counts else 0
+                self._copies[shard] = await asyncio.to_thread(self._follow, shard, number)
             if soon:
                 await self._supervisor.start_ahead(shard)
             return self._state_of(shard)
@@ -88,12 +93,14 @@ class Farm:
     def _state_of(self, shard: int) -> CopyState:
         follower = self._copies[shard]
         status = follower.status()
-        state = RESTS if follower.mirror.all_there else status.state
+        state = status.state
+        if state == "following" and follower.mirror.all_there:
+            state = RESTS
         return CopyState(
             self.number, state, status.position, status.head, status.silent_ms, status.why
         )
 
-    def _follow(self, shard: int) -> ShardFollower:
+    def _follow(self, shard: int, number: int) -> ShardFollower:
         if self._path is None or self._config.journal == "none":
             raise UnavailableError(
                 "this host keeps no journal, so nothing can be copied to it",
@@ -110,7 +117,8 @@ class Farm:
             mirror,
             shard,
             self._secret,
-            self.number,
+            number,
+            COPY_ROLE,
         )
         follower.start()
         return follower

@@ -35,17 +35,22 @@ if TYPE_CHECKING:
 
     from mooncake_store.master.seats import Seats
     from mooncake_store.master.shard_link import ReplyT, RequestT
+    from mooncake_store.program.fence import Fence
     from mooncake_store.wire.hosts import HostCopy, Join, Serving, Stay
     from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.registry import Operation
 
-__all__ = ["Host", "Hosts", "OwnFacts"]
+__all__ = ["FIRST", "FIRST_STAYS", "Host", "Hosts", "OwnFacts"]
 
 log = logging.getLogger(__name__)
 
 GRANTED_MS = 10_000
 """How long shards on another host may answer without having heard of their master."""
 HOSTS_MAX = 64
+FIRST = 0
+"""The shard that decides for which standby changes of all beside a master wait, and so stays..."""
+FIRST_STAYS = "at --journal replicated shard 0 leads on the host of its master"
+"""...as people are told."""
 CALL_S = 5.0
 """What a host does for a shard it does at once, but for starting one."""
 
@@ -118,7 +123,10 @@ class Hosts:
         bases: Callable[[int], list[tuple[int, int]]],
         keep: Callable[[], Awaitable[None]],
         agree: Callable[[], Awaitable[None]],
+        fence: Fence | None = None,
     ) -> None:
+        """`fence` says until when the master leads, where that is not for ever."""
+        self._fence = fence
         self._seats = seats
         self._secret = secret
         self._bases = bases
@@ -173,17 +181,19 @@ class Hosts:
         facts = self.facts
         if request.number <= MASTER:
             raise InvalidArgumentError(f"no host has the number {request.number}")
-        if facts.journal == "replicated":
+        here = {*request.wanted, *self._seats.owned_by(request.number)}
+        if facts.journal == "replicated" and FIRST in here:
             raise ConfigError(
-                "at --journal replicated all shards lead on the host of their master",
-                advice="start the master with --journal written or synced",
+                FIRST_STAYS,
+                advice="leave that out of --lead; where it leads elsewhere, move it there at "
+                "another level first",
             )
         host = self._by_number.get(request.number)
         if host is None or host.address != request.address:
             host = await self._meet(request)
         if self._seats.claim(request.number, request.wanted):
             await self._keep()
-        own = self._seats.owned_by(request.number)
+        own = [s for s in self._seats.owned_by(request.number) if not self._seats[s].pending]
         return Joined(
             facts.cluster,
             facts.secret,
@@ -214,9 +224,11 @@ class Hosts:
         return host
 
     def _grant(self, host: Host) -> int:
+        # No longer than this master leads: in place of another one it gives no orders either.
+        granted_ms = GRANTED_MS if self._fence is None else min(GRANTED_MS, self._fence.left_ms)
         host.heard = time.monotonic()
-        host.granted_until = host.heard + GRANTED_MS / 1000
-        return GRANTED_MS
+        host.granted_until = host.heard + granted_ms / 1000
+        return granted_ms
 
     async def serving(self, request: Serving) -> Stayed:
         """Hear where the shards of a host serve."""
@@ -227,7 +239,7 @@ class Hosts:
             if served.shard >= len(self._seats):
                 raise InvalidArgumentError(f"there is no shard {served.shard}")
             seat = self._seats[served.shard]
-            if seat.owner != host.number:
+            if seat.owner != host.number or seat.pending:
                 return Stayed(False, 0)  # it was moved meanwhile
             if not served.kept and self._began:
                 raise ConfigError(

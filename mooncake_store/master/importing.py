@@ -22,8 +22,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from mooncake_store.core.facts import ClientFact, ForgottenFact, SegmentFact, TenantFact
 from mooncake_store.core.journal import extent_cells, fact_cell
 from mooncake_store.core.options import ShardConfig
@@ -47,6 +45,7 @@ from mooncake_store.master.registers import (
     write_registers,
 )
 from mooncake_store.master.registers import VERSION as REGISTERS_VERSION
+from mooncake_store.master.shifting import Shift
 from mooncake_store.master.state_columns import held_in, objects_in
 from mooncake_store.master.state_directory import IDENTITY, LOCK, Kept, check_kept, held, write_kept
 from mooncake_store.master.state_directory import VERSION as KEPT_VERSION
@@ -57,12 +56,14 @@ from mooncake_store.master.state_file import (
     ShardRecord,
     StateFile,
 )
+from mooncake_store.units import SECOND_NS
 from transfer_engine.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from mooncake_store.clock import Clock
@@ -73,7 +74,6 @@ if TYPE_CHECKING:
 
 __all__ = ["WRITE_S", "Imported", "import_state", "placed"]
 
-SECOND_NS = 1_000_000_000
 _BEGIN = 1
 """The first position of a stream."""
 WRITE_S = 600.0
@@ -216,7 +216,7 @@ class _State:
             segments_max=SEGMENT_NUMBERS,
         )
         origin = Origin(head.cluster, record.shard, head.shards)
-        shift = _Shift(record, self._clock)
+        shift = _shift_of(record, self._clock)
         Keeper.write(
             limits,
             origin,
@@ -225,7 +225,7 @@ class _State:
             WRITE_S,
         )
 
-    def _fill(self, shard: Shard, record: ShardRecord, shift: _Shift) -> None:
+    def _fill(self, shard: Shard, record: ShardRecord, shift: Shift) -> None:
         now = self._clock.now_ns()
         leases_until = shift.until(record.leases_until_ns)
         end = StreamEnd(now, leases_until, record.next_event, record.generation, _BEGIN)
@@ -236,7 +236,7 @@ class _State:
                 f"{restored.objects} of which can be"
             )
 
-    def _cells(self, record: ShardRecord, shift: _Shift) -> Iterator[NDArray[np.int64]]:
+    def _cells(self, record: ShardRecord, shift: Shift) -> Iterator[NDArray[np.int64]]:
         """Yield the words of a shard, and go on to the record behind it."""
         for fact in _facts(record, shift):
             yield fact_cell(fact)
@@ -247,12 +247,7 @@ class _State:
                 held_extents[:, 4] = shift.ends(held_extents[:, 4])
                 yield from extent_cells(held_extents)
             else:
-                objects = objects_in(self._record)
-                objects = objects._replace(
-                    created_s=(objects.created_s + shift.date_s).clip(0, (1 << 32) - 1),
-                    used_ns=shift.dates(objects.used_ns),
-                    pinned_until_ns=shift.ends(objects.pinned_until_ns),
-                )
+                objects = shift.objects(objects_in(self._record))
                 yield from cells_of(objects, row)
                 row += len(objects.sizes)
             self._advance()
@@ -266,33 +261,14 @@ def placed(runs: Iterable[NDArray[np.int64]]) -> Iterator[Run]:
         position += len(words)
 
 
-class _Shift:
-    """What to add to times of a shard's former clock, on this one; 0 where it is the same clock."""
-
-    def __init__(self, record: ShardRecord, clock: Clock) -> None:
-        self.wait_ns = self.date_s = 0
-        """To when something ends: as if no time had passed since; and to dates, in seconds."""
-        if record.boot != boot_bytes(this_boot()):
-            self.wait_ns = clock.now_ns() - record.clock_ns
-            passed_ns = max(0, clock.wall_ns() - record.wall_ns)
-            self.date_s = (self.wait_ns - passed_ns) // SECOND_NS
-
-    def until(self, time_ns: int) -> int:
-        """Move when something ends; 0 is what never began."""
-        return max(0, time_ns + self.wait_ns) if time_ns else 0
-
-    def date(self, time_s: int) -> int:
-        """Move when something was, in seconds; 0 is never."""
-        return max(1, time_s + self.date_s) if time_s else 0
-
-    def dates(self, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Move when some things were; 0 is never."""
-        return np.where(times_ns > 0, (times_ns + SECOND_NS * self.date_s).clip(0), 0)
-
-    def ends(self, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Move when some things end."""
-        moved = np.where(times_ns > 0, (times_ns + self.wait_ns).clip(0), 0)
-        return np.where(times_ns >= NEVER, times_ns, moved)
+def _shift_of(record: ShardRecord, clock: Clock) -> Shift:
+    """Return what to add to times of a shard's former clock, on this one."""
+    if record.boot == boot_bytes(this_boot()):
+        return Shift()
+    # As if no time had passed since; dates are moved by what has.
+    wait_ns = clock.now_ns() - record.clock_ns
+    passed_ns = max(0, clock.wall_ns() - record.wall_ns)
+    return Shift(wait_ns, (wait_ns - passed_ns) // SECOND_NS)
 
 
 def _registers(record: RegistersRecord) -> Registers:
@@ -325,7 +301,7 @@ def _check(record: ShardRecord) -> None:
             raise ValueError(f"a {what} cannot have the number {wrong[0]}")
 
 
-def _facts(record: ShardRecord, shift: _Shift) -> Iterator[Fact]:
+def _facts(record: ShardRecord, shift: Shift) -> Iterator[Fact]:
     """Yield what a shard knows that is no object."""
     for tenant in record.namespaces:
         yield TenantFact(tenant.number, tenant.name, tenant.quota_bytes)
@@ -338,7 +314,7 @@ def _facts(record: ShardRecord, shift: _Shift) -> Iterator[Fact]:
         yield _segment_fact(segment, shift)
 
 
-def _segment_fact(entry: SegmentEntry, shift: _Shift) -> SegmentFact:
+def _segment_fact(entry: SegmentEntry, shift: Shift) -> SegmentFact:
     gone_at_ns = entry.gone_at_ns
     return SegmentFact(
         entry.number,

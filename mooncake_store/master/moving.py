@@ -11,6 +11,10 @@ start of either. Whoever asks again after any of it finds the rest to be done.
 A host that is gone for good is not asked. What leads then is a copy that was made before, which may
 lack the last moments, and not before the time is over in which the former might still answer.
 
+A standby that could lead in place of the master has to know who leads what before anybody acts on
+it: it would lead from its own copy what another host has gone on with. So it is told first, and a
+shard whose move fails then goes on only once it has heard of that as well.
+
 One move at a time. While the shard rests its clients wait: as long as a process takes to start.
 """
 
@@ -22,6 +26,7 @@ import time
 from typing import TYPE_CHECKING
 
 from mooncake_store.master.farm import RESTS
+from mooncake_store.master.hosts import FIRST, FIRST_STAYS
 from mooncake_store.master.seats import MASTER
 from mooncake_store.wire.hosts import (
     COPY,
@@ -55,14 +60,16 @@ NEAR_WORDS = 1 << 16
 SILENT_S = 5.0
 """How long the shard may not be heard where it is copied to."""
 REST_S = 5.0
+STOP_S = 1.0
 LEAD_S = 60.0
 
 
 class Moves:
     """Belongs to the event loop of the master's cluster.
 
-    `lock` is held while the cluster is not to change, `keep()` writes the registers down, and
-    `agree()` agrees with all shards on what there is.
+    `lock` is held while the cluster is not to change, `keep()` writes the registers down,
+    `announce()` tells them to the standby that could lead, and `agree()` agrees with all shards on
+    what there is.
     """
 
     def __init__(
@@ -72,6 +79,7 @@ class Moves:
         farm: Farm,
         lock: asyncio.Lock,
         keep: Callable[[], Awaitable[None]],
+        announce: Callable[[], Awaitable[None]],
         agree: Callable[[], Awaitable[None]],
         end_own: Callable[[int], Awaitable[None]],
     ) -> None:
@@ -80,6 +88,7 @@ class Moves:
         self._farm = farm
         self._lock = lock
         self._keep = keep
+        self._announce = announce
         self._agree = agree
         self._end_own = end_own
         self._states: dict[int, MoveState] = {}
@@ -92,6 +101,9 @@ class Moves:
             raise InvalidArgumentError(
                 f"there is no shard {shard}, but {len(self._seats)} from 0 on"
             )
+        stays = shard == FIRST and self._hosts.facts.journal == "replicated"
+        if stays and request.to not in ("", HERE):
+            raise InvalidArgumentError(FIRST_STAYS)
         if not request.to:
             return self._states.get(shard, MoveState("none"))
         if self._running is not None and not self._running.done():
@@ -100,6 +112,12 @@ class Moves:
         self._states[shard] = MoveState("copying")
         self._running = asyncio.ensure_future(self._carry_out(shard, target, request.lost))
         return self._states[shard]
+
+    async def stop(self) -> None:
+        """Move nothing any more. Idempotent."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running}, timeout=STOP_S)
 
     async def _carry_out(self, shard: int, target: Host | None, lost: bool) -> None:
         seat, number = self._seats[shard], MASTER if target is None else target.number
@@ -151,6 +169,7 @@ class Moves:
         shard, source = seat.shard, str(seat.address)
         try:
             await self._copy_most(target, shard, source)
+            await self._announce()  # a standby that does not hear now would hold the shard up
         except BaseException:
             await self._forget_copy(target, shard)
             raise
@@ -160,10 +179,8 @@ class Moves:
             try:
                 await seat.ask(YIELD, Yield(True))
                 await self._copy_all(target, shard, source)
-                seat.owner = number
-                await self._keep()
-            except BaseException:
-                seat.owner = former
+                await self._give(seat, number)
+            except Exception:  # who is to stop leaves it to whoever leads next
                 await self._go_on(seat, target)
                 raise
             # From here on it is the other's, whatever fails.
@@ -178,6 +195,30 @@ class Moves:
         log.info("shard %d leads at %s now; it rested for %d ms", shard, seat.address, paused_ms)
         await self._end(former, shard)
         await self._agree()
+
+    async def _give(self, seat: Seat, number: int) -> None:
+        """Let a shard that nobody is answered by be somebody else's, or raise and let it be."""
+        former, seat.owner, seat.pending = seat.owner, number, True
+        try:
+            await self._announce()
+            await self._keep()
+        except Exception:
+            seat.owner = former
+            await self._announce_surely(seat)
+            raise
+        finally:
+            seat.pending = False
+
+    async def _announce_surely(self, seat: Seat) -> None:
+        """Return when the standby that could lead knows whose a shard is still."""
+        while True:
+            try:
+                await self._announce()
+            except StoreError as error:
+                log.error("shard %d rests until its standby has heard: %s", seat.shard, error)
+                await asyncio.sleep(POLL_S)
+            else:
+                return
 
     async def _copy_most(self, target: Host | None, shard: int, source: str) -> None:
         """Return when the copy is whole, and has nearly all."""
@@ -237,12 +278,7 @@ class Moves:
             log.warning("shard %d may be answered for %.1f s more", seat.shard, wait_s)
             await asyncio.sleep(wait_s)
         async with self._lock:
-            former, seat.owner = seat.owner, number
-            try:
-                await self._keep()
-            except BaseException:
-                seat.owner = former
-                raise
+            await self._give(seat, number)
             seat.leave()
             await self._lead(seat, target, incomplete=True)
         await self._agree()

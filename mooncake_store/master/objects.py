@@ -50,7 +50,7 @@ class Objects:
         """Begin objects; where there is no space, wait for it."""
         site, options = self._site, _options_of(request)
         if site.quiet:  # as if it could not be reached, since nothing of it was done
-            raise UnavailableError("this shard is being split", operation=wire.OPEN.name)
+            raise UnavailableError("this shard is split or merged", operation=wire.OPEN.name)
         upsert = bool(request.flags & PutFlag.UPSERT)
         names = _names_of(request.names)
         keys = request.digests, request.sizes, names

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mooncake_store.clock import SystemClock
+from mooncake_store.master.merging import merge_state
 from mooncake_store.master.server import Master
 from mooncake_store.master.splitting import split_state
 from mooncake_store.program import kernels
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mooncake_store.config.settings import MasterConfig
+    from mooncake_store.master.resharding import Change
     from mooncake_store.master.server import Addresses
     from mooncake_store.master.standbys import Election
     from mooncake_store.masters import Masters
@@ -127,33 +129,42 @@ async def lead(
                 secret=secret,
                 election=election,
                 lead=shards,
-                may_split=election is None,
+                may_reshard=True,
                 told=told,
                 ahead=ahead,
             )
             address = await _lead_once(master, on_ready, ending)
-            if address is None or ending.done() or not master.split.done():
+            if address is None or ending.done() or not master.resharding.done():
                 return
             ahead = master.ahead
             # Whoever goes on asking finds it where it was.
             config = msgspec.structs.replace(master.config, port=address.port)
             assert master.state_path is not None
-            config, told = await _split(config, master.state_path, master.split.result())
+            config, told = await _reshard(config, master.state_path, master.resharding.result())
+            if ending.done():
+                return  # another one may lead by now, or it was told to stop
     finally:
         ending.cancel()
 
 
-async def _split(config: MasterConfig, state: Path, factor: int) -> tuple[MasterConfig, str]:
-    """Split the shards of a master that was stopped; return what to go on with, and why not."""
-    began, release_ns = time.monotonic(), config.put_release_ns
+async def _reshard(config: MasterConfig, state: Path, change: Change) -> tuple[MasterConfig, str]:
+    """Make other shards of those of a master that was stopped.
+
+    Returns what to go on with, and why not.
+    """
+    began, release_ns, clock = time.monotonic(), config.put_release_ns, SystemClock()
+    to = state, change.factor, clock, release_ns
     try:
-        made = await asyncio.to_thread(split_state, state, factor, SystemClock(), release_ns)
+        if change.merges:
+            made = await asyncio.to_thread(merge_state, *to, config.objects_max)
+        else:
+            made = await asyncio.to_thread(split_state, *to)
     except StoreError as error:
-        log.error("the shards could not be split: %s", error)
+        log.error("there are no other shards than before: %s", error)
         return config, str(error)
     log.info(
-        "%d shards with %d objects were made of %d in %.2f s",
-        made.shards, made.objects, config.shards, time.monotonic() - began,
+        "of %d shards %d were made, with %d objects, in %.2f s",
+        config.shards, made.shards, made.objects, time.monotonic() - began,
     )  # fmt: skip
     return msgspec.structs.replace(config, shards=made.shards), ""
 
@@ -161,7 +172,7 @@ async def _split(config: MasterConfig, state: Path, factor: int) -> tuple[Master
 async def _lead_once(
     master: Master, on_ready: Callable[[dict[str, Any]], object], ending: asyncio.Future[Any]
 ) -> Address | None:
-    """Serve until told to stop, or to split; return where it served, None if it never did."""
+    """Serve until told to stop, or to have other shards; return where, None if it never did."""
     config, loop = master.config, asyncio.get_running_loop()
     starting = loop.create_task(master.start())
     await asyncio.wait({ending, starting}, return_when=asyncio.FIRST_COMPLETED)
@@ -181,13 +192,14 @@ async def _lead_once(
             settle_garbage_collection()
         else:
             master.loading.add_done_callback(lambda _: settle_garbage_collection())
-        ends: set[asyncio.Future[Any]] = {ending, master.failed, master.split, master.handed_over}
+        ends: set[asyncio.Future[Any]] = {ending, master.failed, master.handed_over}
+        ends.add(master.resharding)
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         log.info("a standby leads from here on" if master.handed_over.done() else "stopping")
     finally:
         if config.port_file:
             remove_port_file(config.port_file)
-        if master.split.done():
+        if master.resharding.done():
             master.hand_on()
         await master.stop(STOP_S)
     if master.failed.done():

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Final
 from transfer_engine.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mooncake_store.master.shard_link import ReplyT, RequestT, ShardLink
     from transfer_engine.rpc.address import Address
     from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.registry import Operation
 
-__all__ = ["MASTER", "NOBODY", "Seat", "Seats"]
+__all__ = ["MASTER", "NOBODY", "Seat", "Seats", "SomeSeats"]
 
 MASTER: Final = 0
 """The owner of shards that lead beside their master; other owners are the numbers of hosts."""
@@ -39,6 +39,9 @@ class Seat:
         self.owner = owner
         self.address: Address | None = None
         """Where it served last, for clients."""
+        self.pending = False
+        """Whether it is about to be given to its owner, or taken from him, so that nobody is told
+        to lead it."""
         self._link: ShardLink | None = None
 
     @property
@@ -65,6 +68,21 @@ class Seat:
                 advice="see `mooncake shard list`",
             )
         return await self._link.ask(operation, request)
+
+
+class SomeSeats:
+    """Those that are led, by whom is chosen, each time that they are asked for."""
+
+    def __init__(self, seats: Seats, chosen: Callable[[Seat], bool]) -> None:
+        self._seats = seats
+        self._chosen = chosen
+
+    def __iter__(self) -> Iterator[Seat]:
+        led = (seat for seat in self._seats if seat.taken and not seat.pending)
+        return filter(self._chosen, led)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class Seats:
@@ -109,6 +127,14 @@ class Seats:
         """Who leads each shard; empty while the master leads all."""
         owners = tuple(seat.owner for seat in self._seats)
         return owners if any(owners) else ()
+
+    def beside(self) -> SomeSeats:
+        """Those of shards that lead beside the master now, whichever these are."""
+        return SomeSeats(self, lambda seat: seat.owner == MASTER)
+
+    def distant(self) -> SomeSeats:
+        """Those of shards that other hosts lead now, whichever these are."""
+        return SomeSeats(self, lambda seat: seat.owner > MASTER)
 
     def owned_by(self, owner: int) -> list[int]:
         """Which shards somebody leads, or is to lead."""

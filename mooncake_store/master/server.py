@@ -26,6 +26,7 @@ from mooncake_store import __version__
 from mooncake_store.clock import SystemClock
 from mooncake_store.master.building import (
     liveness_times,
+    load_kernels,
     open_service,
     server_limits,
     shard_server,
@@ -40,17 +41,17 @@ from mooncake_store.master.liveness import Liveness
 from mooncake_store.master.moving import Moves
 from mooncake_store.master.overview import ClusterFacts
 from mooncake_store.master.registers import RegisterFile
+from mooncake_store.master.resharding import Change, finish_resharding
 from mooncake_store.master.rest import go_on, rest
 from mooncake_store.master.seats import MASTER, Seats
 from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.site import ShardPlace
-from mooncake_store.master.splitting import SHARDS_MAX, finish_split
 from mooncake_store.master.standbys import Standbys
 from mooncake_store.master.state_directory import StateDirectory
 from mooncake_store.master.supervisor import Ahead, Supervisor
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire.cluster import CLUSTER
-from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, SPLIT, STAY, SplitBegun
+from mooncake_store.wire.hosts import HOSTS, JOIN, MERGE, MOVE, SERVING, SPLIT, STAY, SplitBegun
 from mooncake_store.wire.standby import HAND_OVER, HandingOver
 from transfer_engine.errors import UnavailableError
 from transfer_engine.rpc.server import Server
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.shard_service import ShardService
     from mooncake_store.master.standbys import Election
-    from mooncake_store.wire.hosts import Split
     from mooncake_store.wire.standby import HandOver
     from transfer_engine.rpc.address import Address
 
@@ -72,6 +72,9 @@ __all__ = ["Addresses", "Master"]
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+HEARD_S = 0.25
+"""How long shards refuse before their master ends: who asks meanwhile hears with the map that he
+may have to wait longer."""
 RESTING_S = 10.0
 """How long a master that is to hand over waits for its standby to have all, before it leads on."""
 
@@ -89,8 +92,8 @@ class Master:
     """One master; belongs to the event loop it is started on. `stop` is idempotent.
 
     `lead` says which shards it leads itself, when its pool begins; others wait for their hosts.
-    Whoever runs it waits for `split` as well, if it `may_split`: it is then to be stopped, its
-    state split by that factor, and another one started; `told` is why that failed before this one,
+    Whoever runs it waits for `resharding` too, if it `may_reshard`: it is then to be stopped, its
+    state changed so, and another one started; `told` is why that failed before this one,
     and `ahead` what `hand_on` returned.
     """
 
@@ -102,14 +105,14 @@ class Master:
         clock: Clock | None = None,
         election: Election | None = None,
         lead: Collection[int] | None = None,
-        may_split: bool = False,
+        may_reshard: bool = False,
         told: str = "",
         ahead: Ahead | None = None,
     ) -> None:
         self.ahead = ahead
-        self._may_split = may_split
+        self._may_reshard = may_reshard
         self._told = told
-        self.split: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.resharding: asyncio.Future[Change] = asyncio.get_running_loop().create_future()
         self.handed_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Ends when a standby is to lead in place of this one, which has to be stopped."""
         self._resting: asyncio.Task[None] | None = None
@@ -126,6 +129,7 @@ class Master:
         self._supervisor: Supervisor | None = None
         self._farm: Farm | None = None
         self._hosts: Hosts | None = None
+        self._moves: Moves | None = None
         self._service: ShardService | None = None
         self._rounds: asyncio.Future[None] | None = None
         self._servers: list[Server] = []
@@ -199,13 +203,15 @@ class Master:
         return Addresses(address, tuple(seat.address for seat in seats if seat.address), pulse)
 
     def _count_shards(self, registers: RegisterFile, state: StateDirectory) -> None:
-        """Have as many shards as there are since they were split, if they ever were."""
+        """Have as many shards as there are since they were split or merged, if they ever were."""
         if state.path is None:
             return
-        finish_split(state.path)
+        finish_resharding(state.path)
         found, count = registers.read(), self.config.shards
         if found is not None and found.split not in (0, count):
-            log.warning("there are %d shards since they were split, not %d", found.split, count)
+            log.warning(
+                "there are %d shards since they were split or merged, not %d", found.split, count
+            )
             self.config = msgspec.structs.replace(self.config, shards=found.split)
             self._seats.resize(found.split)
 
@@ -233,9 +239,17 @@ class Master:
             lambda shard: cluster.bases(shard, count),
             cluster.keep,
             cluster.reconcile,
+            self._standbys.fence,
         )
-        moves = Moves(
-            self._seats, hosts, farm, cluster.lock, cluster.keep, cluster.reconcile, self._end_own
+        moves = self._moves = Moves(
+            self._seats,
+            hosts,
+            farm,
+            cluster.lock,
+            cluster.keep,
+            cluster.announce,
+            cluster.reconcile,
+            self._end_own,
         )
         service.also_answer(
             {
@@ -244,7 +258,8 @@ class Master:
                 STAY: hosts.stay,
                 HOSTS: lambda _: hosts.list(),
                 MOVE: moves.begin,
-                SPLIT: self._split,
+                SPLIT: lambda request: self._reshard(Change(request.factor)),
+                MERGE: lambda request: self._reshard(Change(request.factor, merges=True)),
                 HAND_OVER: self._hand_over,
             }
         )
@@ -261,31 +276,32 @@ class Master:
         )
         return hosts
 
-    async def _split(self, request: Split) -> SplitBegun:
-        """Bring all shards to rest, and have them split by whoever runs this master."""
-        count = self.config.shards * request.factor
-        refusal = ""
-        if not self._may_split or self.config.journal not in ("written", "synced"):
-            refusal = "this master is none that can be split while it runs"
+    async def _reshard(self, change: Change) -> SplitBegun:
+        """Bring all shards to rest, and have them made others by whoever runs this master."""
+        count, refusal = change.shards_of(self.config.shards), ""
+        if not self._may_reshard or self.config.journal == "none" or self.state_path is None:
+            refusal = "this master is none whose shards can be split or merged while it runs"
         elif set(self._seats.owned_by(MASTER)) != set(range(len(self._seats))):
             refusal = "some of its shards lead on other hosts"
-        elif request.factor < 2 or count > SHARDS_MAX:
-            refusal = f"{self.config.shards} shards cannot become {count}"
         if refusal:
             raise UnavailableError(
                 refusal,
-                operation=SPLIT.name,
-                advice="it has to keep its state in a directory, at --journal written or synced, "
-                "and to lead all of its shards",
+                operation="reshard",
+                advice="it has to keep a journal in a directory, and to lead all of its shards: "
+                "move them to it first",
             )
-        if not self.split.done():
-            self._seats.movable = True  # clients wait longer, which they hear with the next map
+        if not count:
+            raise change.impossible(self.config.shards)
+        if not self.resharding.done():
+            self._seats.movable = True
             assert self._supervisor is not None
-            # Started while the shards go on: it is most of what a split takes.
-            await asyncio.gather(*map(self._supervisor.start_ahead, range(count)))
+            # While the shards go on: it is most of what it takes.
+            ahead = map(self._supervisor.start_ahead, range(count) if count > 1 else ())
+            await asyncio.gather(load_kernels(), *ahead)
             await rest(self._seats)
-            if not self.split.done():
-                self.split.set_result(request.factor)
+            await asyncio.sleep(HEARD_S)
+            if not self.resharding.done():
+                self.resharding.set_result(change)
         return SplitBegun(count)
 
     async def _hand_over(self, request: HandOver) -> HandingOver:
@@ -308,9 +324,9 @@ class Master:
             refusal = "leaders of this pool are elected"
         elif set(self._seats.owned_by(MASTER)) != set(range(len(self._seats))):
             refusal = "some of its shards lead on other hosts"
-        if refusal or self.split.done():
+        if refusal or self.resharding.done():
             raise UnavailableError(
-                refusal or "its shards are being split",
+                refusal or "its shards are being split or merged",
                 operation=HAND_OVER.name,
                 advice="stop it, and see whether another one is to be promoted",
             )
@@ -400,6 +416,8 @@ class Master:
         # First those who wait for something, or they would hold the end up.
         if self._service is not None:
             self._service.stop()
+        if self._moves is not None:
+            await self._moves.stop()
         if self._farm is not None:
             await self._farm.close()
         if self._cluster is not None:

@@ -144,11 +144,18 @@ class LocalShard:
         numbers, segments, places = (some[:, at].tobytes() for at in (3, 0, 1))
         return guests.Guests(numbers, segments, places)
 
-    def _outstanding(self, request: guests.OutstandingRequest) -> guests.Outstanding:
-        """Return which of these places hold something of this shard."""
+    async def _outstanding(self, request: guests.OutstandingRequest) -> guests.Outstanding:
+        """Return which of these places hold something of this shard.
+
+        Others give out the space of what is gone. So that has to be so for a standby as well, or
+        for the disk: what came back with either would have another's bytes.
+        """
         there = self._shard.outstanding(
             guests.column(request.segments), guests.column(request.places)
         )
+        keeper = self._site.keeper
+        if keeper is not None and keeper.waits:
+            await keeper.synced()
         return guests.Outstanding(there.astype(np.uint8).tobytes())
 
     def _guests_left(self, request: guests.GuestsLeft) -> guests.Left:

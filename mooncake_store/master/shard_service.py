@@ -157,7 +157,9 @@ class ShardService:
         run = site.clients.enroll(site.now(), request.uuid, request.epoch, request.host)
         site.clients.connect(run, connection)
         connection.context = Peer(run.handle, tenant, connection.session.read_only)
-        connection.on_close(lambda: site.clients.disconnect(site.now(), run, connection))
+        connection.on_close(
+            lambda: site.clients.disconnect(site.now(), run, connection), stays=False
+        )
         return wire.OPEN.reply.pack(
             wire.Opened(
                 site.place.shard,

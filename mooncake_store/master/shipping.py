@@ -26,7 +26,14 @@ import numpy as np
 from mooncake_store.core.ring import HANDED_OVER
 from mooncake_store.master.site import wait_max_ms
 from mooncake_store.units import MILLISECOND_NS
-from mooncake_store.wire.standby import JOURNAL, SHIPPING, WORDS_MAX, ShardStandby, ShardStandbys
+from mooncake_store.wire.standby import (
+    COPY_ROLE,
+    JOURNAL,
+    SHIPPING,
+    WORDS_MAX,
+    ShardStandby,
+    ShardStandbys,
+)
 from transfer_engine.errors import AuthError, RemoteProtocolError, UnavailableError
 
 if TYPE_CHECKING:
@@ -56,6 +63,8 @@ class _Standby:
 
     peer: str
     number: int
+    copy: bool
+    """Whether it is a host that copies some shards, and no standby of the master."""
     runs: list[Run] = field(default_factory=list)
     """What it has yet to get from files."""
     boundary: int = 0
@@ -128,7 +137,7 @@ class Shipping:
             self._wake()  # all are told at once how they stand in it
 
     def told(self) -> ShardStandbys:
-        """Return who follows, and who is waited for."""
+        """Return who is waited for, and who follows for whom changes could wait."""
         keeper = self._site.keeper
         if keeper is None:
             return ShardStandbys()
@@ -159,6 +168,7 @@ class Shipping:
                     each.silent_ns // MILLISECOND_NS,
                 )
                 for each in self._standbys.values()
+                if each.copy == counting.alone
             ),
         )
 
@@ -173,7 +183,8 @@ class Shipping:
                 operation=JOURNAL.name,
                 advice="end one of them",
             )
-        standby = self._standbys[connection] = _Standby(connection.peer, request.standby)
+        copy = connection.session.peer.role == COPY_ROLE
+        standby = self._standbys[connection] = _Standby(connection.peer, request.standby, copy)
         keeper.on_publish = self._wake
         log.info("shard %d: %s follows as a standby", self._site.place.shard, connection.peer)
         connection.on_close(lambda: self._leave(connection, keeper))
@@ -201,7 +212,8 @@ class Shipping:
             standby.heard_ns = time.monotonic_ns()
         standby.held = held
         standby.caught_up = standby.caught_up or (known and request.held == keeper.head)
-        if known and standby.caught_up and keeper.replicates and not self._counts(standby):
+        may_count = keeper.replicates and standby.copy == counting.alone
+        if known and standby.caught_up and may_count and not self._counts(standby):
             counts = await counting.claim(standby.number)
             standby.counted = counting.counted if counts else None
             # While that was written down a leader that needed none may have answered changes.
@@ -218,7 +230,7 @@ class Shipping:
         ):
             standby.idle = True
             # Until one counts it is asked soon again which one: the first shard may know by then.
-            undecided = keeper.replicates and standby.number and not counting.counted.number
+            undecided = may_count and standby.number and not counting.counted.number
             wait_s = min(wait_ms / 1000, CLAIM_S) if undecided else wait_ms / 1000
             await self._news(keeper, position, wait_s)
             standby.idle, standby.heard_ns = False, time.monotonic_ns()

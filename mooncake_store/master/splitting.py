@@ -8,19 +8,14 @@ its successors gives out some runs, and knows what the others have there as gues
 objects it also knows those that lie elsewhere (`alloc.Share`). Puts that were under way end; what
 they may still write to waits, as after a put that nobody completes.
 
-Everything is made beside the state, and one rename decides: up to there nothing has changed, and
-from there on a master that starts finishes it (`finish_split`). O(bytes of the journals), in the
-memory that one shard takes and each of its successors after the other.
+All or nothing: see `resharding`. O(bytes of the journals), in the memory that one shard takes and
+each of its successors after the other.
 """
 
 from __future__ import annotations
 
 import gc
-import os
-import shutil
-from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -28,7 +23,6 @@ import numpy as np
 from mooncake_store import ids
 from mooncake_store.core.facts import SegmentFact
 from mooncake_store.core.journal import extent_cells, fact_cell
-from mooncake_store.core.options import ShardConfig
 from mooncake_store.core.portable import (
     ROWS_AT_ONCE,
     cells_of,
@@ -37,28 +31,16 @@ from mooncake_store.core.portable import (
     unfinished_extents,
 )
 from mooncake_store.core.reads import extents_of
-from mooncake_store.core.restore import StreamEnd, restore
+from mooncake_store.core.restore import StreamEnd
 from mooncake_store.core.segment import GUEST, NEVER
-from mooncake_store.journal.origin import Origin
-from mooncake_store.journal.ring_file import remove_rings
-from mooncake_store.master.exporting import check_whole, restored_shard
-from mooncake_store.master.importing import WRITE_S, placed
-from mooncake_store.master.keeping import Keeper, take_lock
-from mooncake_store.master.kept_files import sync_folder, unusable
-from mooncake_store.master.kept_journals import KeptJournals
-from mooncake_store.master.registers import (
-    REGISTERS,
-    SEGMENT_NUMBERS,
-    RegisterFile,
-    Registers,
-    write_registers,
-)
+from mooncake_store.master.counting import counting_standby
+from mooncake_store.master.exporting import restored_shard
+from mooncake_store.master.resharding import Change, reshard
 from mooncake_store.master.shard_link import slice_of
-from mooncake_store.master.state_directory import held
-from transfer_engine.errors import ConfigError, InvalidArgumentError, StoreError
+from transfer_engine.errors import InvalidArgumentError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -66,92 +48,32 @@ if TYPE_CHECKING:
     from mooncake_store.clock import Clock
     from mooncake_store.core.facts import Fact
     from mooncake_store.core.shard import Shard
-    from mooncake_store.master.kept_journals import Seen
+    from mooncake_store.master.resharding import Making, Resharded
 
-__all__ = ["SHARDS_MAX", "Split", "finish_split", "split_state"]
+__all__ = ["split_state"]
 
-SHARDS_MAX = 1024
-UNFINISHED, READY = "split.unfinished", "split.ready"
-"""Where it is made, and what that is called once it counts."""
+Runs: TypeAlias = tuple[tuple[int, int], ...]
+"""From where to where, in order."""
+
 RUNS = 8
 """Into so many runs a slice is cut that is divided first, and each of these among the shards. What
 is used lies mostly at its beginning, and everybody is to have a part of that and of what is free.
 No object is longer than a piece of a run from then on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """What was made."""
+def split_state(path: Path, factor: int, clock: Clock, put_release_ns: int) -> Resharded:
+    """Make `factor` shards of each one of a state directory; raises what `reshard` does."""
 
-    shards: int
-    objects: int
+    def make(making: Making) -> int:
+        splitting = _Splitting(making, factor, clock, put_release_ns)
+        objects = 0
+        for number in range(making.journals.shards):
+            objects += splitting.split(number)
+            gc.collect()  # a shard, whose parts know each other
+        splitting.write_registers()
+        return objects
 
-
-def split_state(path: Path, factor: int, clock: Clock, put_release_ns: int) -> Split:
-    """Make `factor` shards of each one of a state directory.
-
-    Raises ConfigError while a master uses it, and where there is none; StoreError for a state that
-    is not whole, and a disk that takes too little; InvalidArgumentError for what cannot be.
-    Nothing has changed then.
-    """
-    journals = KeptJournals.of(path)
-    count = journals.shards * factor
-    if factor < 2 or count > SHARDS_MAX:
-        raise InvalidArgumentError(
-            f"{journals.shards} shards cannot become {count}",
-            advice=f"name a number from 2 on, for at most {SHARDS_MAX} shards in all",
-        )
-    place = path / UNFINISHED
-    with ExitStack() as locks:
-        try:
-            locks.enter_context(held(path))
-            for shard in range(journals.shards):
-                locks.callback(os.close, take_lock(path / f"shard-{shard}"))
-            if place.exists():
-                _remove(place)
-            place.mkdir(mode=0o700)
-        except OSError as error:
-            raise unusable(path, error) from error
-        try:
-            objects = _Splitting(journals, place, factor, clock, put_release_ns).write()
-            os.rename(place, path / READY)
-            sync_folder(path)
-        except BaseException:
-            if place.exists():
-                _remove(place)
-            raise
-    finish_split(path)
-    return Split(count, objects)
-
-
-def finish_split(path: Path) -> None:
-    """Put in its place what a split has made that came to count, and take away what did not.
-
-    Before anything else reads the directory. Raises ConfigError where that cannot be done.
-    """
-    ready, unfinished = path / READY, path / UNFINISHED
-    try:
-        if unfinished.exists():
-            _remove(unfinished)
-        if not ready.exists():
-            return
-        for name in sorted(os.listdir(ready), key=lambda name: name == REGISTERS):
-            former = path / name
-            if former.is_dir():
-                remove_rings(former)
-                shutil.rmtree(former)
-            os.rename(ready / name, former)
-        ready.rmdir()
-        sync_folder(path)
-    except OSError as error:
-        raise unusable(path, error) from error
-
-
-def _remove(place: Path) -> None:
-    for name in os.listdir(place):
-        if (place / name).is_dir():
-            remove_rings(place / name)
-    shutil.rmtree(place)
+    return reshard(path, Change(factor), make)
 
 
 def _cut_up(start: int, end: int, count: int) -> list[tuple[int, int]]:
@@ -161,79 +83,37 @@ def _cut_up(start: int, end: int, count: int) -> list[tuple[int, int]]:
 
 
 class _Splitting:
-    def __init__(
-        self,
-        journals: KeptJournals,
-        place: Path,
-        factor: int,
-        clock: Clock,
-        put_release_ns: int,
-    ) -> None:
-        self._journals = journals
-        self._place = place
+    def __init__(self, making: Making, factor: int, clock: Clock, put_release_ns: int) -> None:
+        self._making = making
         self._factor = factor
         self._clock = clock
         self._put_release_ns = put_release_ns
-        self._count = journals.shards * factor
 
-    def write(self) -> int:
-        """Write all of it; return how many objects."""
-        registers = RegisterFile(self._journals.path).read()
-        if registers is None:
-            raise ConfigError("the state has no registers", advice="start its master once")
-        if registers.hosts:
-            raise ConfigError(
-                "shards that lead on several hosts cannot be split",
-                advice="move them to the host of the master first: `mooncake shard move`",
-            )
-        objects = 0
-        for number in range(self._journals.shards):
-            objects += self._split(number)
-            gc.collect()  # a shard, whose parts know each other
-        write_registers(self._place / REGISTERS, self._registers(registers))
-        return objects
-
-    def _registers(self, registers: Registers) -> Registers:
-        shares = self._journals.shards
-        return msgspec.structs.replace(
-            registers,
-            version=Registers.version_of((), self._count),
-            segments=tuple(
-                msgspec.structs.replace(segment, shares=segment.shares or shares)
-                for segment in registers.segments
-            ),
-            split=self._count,
+    def write_registers(self) -> None:
+        """Write down among how many shards each segment was divided."""
+        shares = self._making.journals.shards
+        segments = self._making.registers.segments
+        self._making.write_registers(
+            tuple(msgspec.structs.replace(s, shares=s.shares or shares) for s in segments)
         )
 
-    def _split(self, number: int) -> int:
-        seen = self._journals.look(number)
-        check_whole(number, seen)
+    def split(self, number: int) -> int:
+        """Write all successors of a shard; return how many objects they have."""
+        making, factor = self._making, self._factor
+        seen = making.look(number)
         facts = seen.contents.facts
         assert facts is not None
         shard = restored_shard(seen, facts, self._put_release_ns)
-        parts = _Parts(shard, number * self._factor, self._factor, self._count)
+        parts = _Parts(shard, number * factor, factor, making.shards)
         now = max(facts.now, self._clock.now_ns() + seen.ahead_ns)
-        ends = facts.horizon, facts.events_next, facts.generation
-        for at in range(self._factor):
-            self._write(parts, at, now, StreamEnd(now, *ends, 1), seen)
+        counted = counting_standby(seen.folder)
+        end = StreamEnd(now, facts.horizon, facts.events_next, facts.generation, 1)
+        for at in range(factor):
+            count, cells = parts.objects(at), parts.cells(at, self._put_release_ns)
+            made = making.write(parts.first + at, count, cells, end, seen.ahead_ns, counted)
+            if made != count:
+                raise StoreError(f"shard {parts.first + at} would have {made} of {count} objects")
         return shard.objects
-
-    def _write(self, parts: _Parts, at: int, now: int, end: StreamEnd, seen: Seen) -> None:
-        number, count = parts.first + at, parts.objects(at)
-        limits = ShardConfig(
-            objects_max=max(ShardConfig().objects_max, count), segments_max=SEGMENT_NUMBERS
-        )
-
-        def fill(shard: Shard) -> None:
-            restored = restore(shard, placed(parts.cells(at, self._put_release_ns)), end, now)
-            if restored.dropped or restored.objects != count:
-                raise StoreError(
-                    f"shard {number} would have {restored.objects} of its {count} objects"
-                )
-
-        origin = Origin(self._journals.kept.cluster, number, self._count)
-        folder = self._place / f"shard-{number}"
-        Keeper.write(limits, origin, folder, fill, WRITE_S, seen.ahead_ns)
 
 
 class _Parts:
@@ -264,7 +144,9 @@ class _Parts:
         for fact in shard.all_but_rows():
             yield fact_cell(self._fact(fact, at))
         waiting = np.concatenate([shard.waiting_extents(), unfinished_extents(shard)])
-        yield from extent_cells(self._cut(waiting, at))
+        yield from extent_cells(self._cut(waiting, self._parts_of(at)))
+        if at == 0:  # what waits where others give out space has to be known to one
+            yield from extent_cells(self._cut(waiting, self._gaps))
         yield from extent_cells(self._guests(at))
         mine, first = self._rows[self._owner == at], 0
         for begin in range(0, len(mine), ROWS_AT_ONCE):
@@ -272,7 +154,7 @@ class _Parts:
             yield from cells_of(objects, first)
             first += len(objects.sizes)
 
-    def _part(self, index: int, at: int) -> tuple[tuple[int, int], ...]:
+    def _part(self, index: int, at: int) -> Runs:
         """The runs in which one of them gives out space of a segment."""
         segment = self._segments[index]
         runs = segment.part or tuple(_cut_up(0, segment.nbytes, RUNS))
@@ -294,14 +176,26 @@ class _Parts:
             return fact
         return msgspec.structs.replace(fact, part=self._part(fact.index, at))
 
-    def _cut(self, extents: NDArray[np.int64], at: int) -> NDArray[np.int64]:
-        """Of extents, what lies where one of them gives out space."""
+    def _parts_of(self, at: int) -> Callable[[int], Runs]:
+        return lambda index: self._part(index, at)
+
+    def _gaps(self, index: int) -> Runs:
+        """Where in a segment the shard gave out no space."""
+        part = self._segments[index].part
+        if not part:
+            return ()
+        starts = [0, *(end for _, end in part)]
+        ends = [*(start for start, _ in part), self._segments[index].reach]
+        return tuple(zip(starts, ends, strict=True))
+
+    def _cut(self, extents: NDArray[np.int64], runs_of: Callable[[int], Runs]) -> NDArray[np.int64]:
+        """Of extents, what lies in some runs of their segments."""
         out = []
         for index in np.unique(extents[:, 0]).tolist():
             if index not in self._segments:
                 continue
             of_segment = extents[extents[:, 0] == index]
-            for begin, last in self._part(index, at):
+            for begin, last in runs_of(index):
                 start = np.maximum(of_segment[:, 1], begin)
                 end = np.minimum(of_segment[:, 1] + of_segment[:, 2], last)
                 here = end > start
@@ -312,7 +206,7 @@ class _Parts:
 
     def _guests(self, at: int) -> NDArray[np.int64]:
         """What the others have where one of them gives out space, as extents that wait for ever."""
-        theirs = self._cut(self._extents[self._extents[:, 3] != at], at)
+        theirs = self._cut(self._extents[self._extents[:, 3] != at], self._parts_of(at))
         known = self._shard.space.guests()
         first = int(known[:, 3].max(initial=GUEST)) - GUEST + 1
         held: NDArray[Any] = np.empty((len(theirs), 5), np.int64)

@@ -16,25 +16,39 @@ Changes wait for another standby at once if one follows that has caught up every
 not stand still for long then, and less silence will do. Where none does they wait for nobody if
 leaders are elected, and are refused if they are not, until one does.
 
+Shards that other hosts lead are no business of those standbys, nor of the election: who may lead
+them is written down with the registers. Changes of each wait for a host that copies it, which a
+person lets lead, or drops.
+
 Cost: one round trip to the shards every LOOK_S, where leaders are elected.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mooncake_store.master.all_shards import AllShards
 from mooncake_store.master.counting import Counted, Term
 from mooncake_store.program.logs import StateLog
-from mooncake_store.wire.standby import Drop, Dropped, ShardStandbys, StandbyEntry
+from mooncake_store.wire.standby import (
+    STANDBYS,
+    Drop,
+    Dropped,
+    ShardStandbys,
+    StandbyEntry,
+    StandbysRequest,
+)
 from transfer_engine.errors import ConfigError, InvalidArgumentError, StoreError, UnavailableError
 from transfer_engine.rpc.address import Address
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from mooncake_store.master.all_shards import Links
+    from mooncake_store.master.shard_link import ShardLink
     from mooncake_store.program.fence import Fence
     from mooncake_store.wire.standby import ShardStandby
     from transfer_engine.rpc.serving import Connection
@@ -77,6 +91,7 @@ class Standbys:
         self._election = election
         self._counted = Counted(0, 0 if election is None else election.era)
         self._shards = AllShards(())
+        self._distant: Links = ()
         self._addresses: dict[int, str] = {}
         self._watching: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
@@ -92,9 +107,9 @@ class Standbys:
         election = self._election
         return None if election is None else Term(election.fence, self._counted)
 
-    def begin(self, shards: AllShards) -> None:
-        """See who follows these."""
-        self._shards = shards
+    def begin(self, shards: AllShards, distant: Links = ()) -> None:
+        """See who follows these, and the ones that other hosts lead."""
+        self._shards, self._distant = shards, distant
         if self._election is not None:
             self._watching = asyncio.get_running_loop().create_task(self._watch())
 
@@ -150,7 +165,9 @@ class Standbys:
         number, election = request.number, self._election
         async with self._lock:
             told = await self._shards.standbys()
-            counting = sorted({each.number for each in told if each.number})
+            copied = await self._told_elsewhere()
+            distant = [shard for _, shard in copied]
+            counting = sorted({each.number for each in (*told, *distant) if each.number})
             if number not in counting:
                 those = ", ".join(f"{each:016x}" for each in counting)
                 raise InvalidArgumentError(
@@ -158,13 +175,16 @@ class Standbys:
                     operation="drop",
                     advice=f"they wait for {those}" if those else "they wait for none",
                 )
-            if any(_follows(shard, number) for shard in told):
+            if any(_follows(shard, number) for shard in (*told, *distant)):
                 raise UnavailableError(
                     f"the standby {number:016x} follows",
                     operation="drop",
                     advice="stop it first; then changes wait for another one that follows",
                 )
             log.warning("the standby %016x counts no more: a person said so", number)
+            copied = [(link, shard) for link, shard in copied if shard.number == number]
+            if copied:
+                return await _drop_copy(copied, number)
             if election is None:
                 era = 1 + max(each.era for each in told)
             else:
@@ -184,16 +204,38 @@ class Standbys:
 
     # -- what is told of them
 
+    async def counting(self) -> set[int]:
+        """Return for whom changes wait."""
+        return {shard.number for shard in await self._shards.standbys()} - {0}
+
     async def told(self) -> dict[str, Any]:
         """Return what a status says of standbys."""
-        told = await self._shards.standbys()
-        numbers = {each.number for shard in told for each in shard.standbys}
-        counting = {shard.number for shard in told} - {0}
+        own = await self._shards.standbys()
+        distant = [shard for _, shard in await self._told_elsewhere()]
+        told = [*own, *distant]
+        by_number: dict[int, list[ShardStandbys]] = {}
+        for group in (own, *([each] for each in distant)):
+            numbers = {each.number for shard in group for each in shard.standbys}
+            for number in numbers | ({shard.number for shard in group} - {0}):
+                by_number.setdefault(number, []).extend(group)
         return {
-            "standbys": tuple(self._entry(number, told) for number in sorted(numbers | counting)),
+            "standbys": tuple(
+                self._entry(number, group) for number, group in sorted(by_number.items())
+            ),
             "refusing": next((shard.refusing for shard in told if shard.refusing), ""),
             "waiting": sum(shard.waiting for shard in told),
         }
+
+    async def _told_elsewhere(self) -> list[tuple[ShardLink, ShardStandbys]]:
+        """What shards say that other hosts lead; of a host that is away nothing."""
+        found = []
+
+        async def ask(link: ShardLink) -> None:
+            with contextlib.suppress(UnavailableError):
+                found.append((link, await link.ask(STANDBYS, StandbysRequest())))
+
+        await asyncio.gather(*map(ask, self._distant))
+        return found
 
     def _entry(self, number: int, told: Sequence[ShardStandbys]) -> StandbyEntry:
         found = [_of(shard, number) for shard in told]
@@ -220,6 +262,15 @@ def _of(shard: ShardStandbys, number: int) -> ShardStandby | None:
     """The connection of a standby to a shard; of several the one that was heard last."""
     own = (each for each in shard.standbys if each.number == number)
     return min(own, key=lambda each: each.silent_ms, default=None)
+
+
+async def _drop_copy(copied: Sequence[tuple[ShardLink, ShardStandbys]], number: int) -> Dropped:
+    """Let changes of shards on other hosts wait no more for a host that copied them."""
+    successor = 0
+    for link, shard in copied:
+        successor = _successor([shard], {number})
+        await AllShards([link]).count(Counted(successor, shard.era + 1))
+    return Dropped(successor, False)
 
 
 def _follows(shard: ShardStandbys, number: int) -> bool:

@@ -40,6 +40,11 @@ class Fence:
         """Let answers leave until then, on the monotonic clock."""
         self._word[0] = until_ns
 
+    @property
+    def left_ms(self) -> int:
+        """For how long answers may leave."""
+        return max(0, (int(self._word[0]) - time.monotonic_ns()) // 1_000_000)
+
     def check(self) -> None:
         """Raise UnavailableError where the time is over."""
         if time.monotonic_ns() >= self._word[0]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from mooncake_store import config
 from mooncake_store.program import logs
 from mooncake_store.program.children import Parent
+from mooncake_store.program.descriptors import fitted, raise_limit
 from mooncake_store.program.garbage_collection import hold_garbage_collection
 from transfer_engine.errors import StoreError
 
@@ -25,6 +26,7 @@ __all__ = ["main"]
 def main() -> int:
     """Run what the parent asked for; returns the exit code."""
     hold_garbage_collection()
+    raise_limit()
     parent = Parent()
     program, given = parent.message["program"], parent.message["settings"]
     secret: bytes | None = parent.message["secret"]
@@ -44,7 +46,7 @@ def _master(parent: Parent, loaded: config.Loaded[MasterConfig], secret: bytes |
     from mooncake_store.master.running import run_master
 
     logs.configure(loaded.value.log_level, as_json=loaded.value.log_json)
-    run_master(loaded.value, secret, parent.ready, parent)
+    run_master(fitted(loaded.value), secret, parent.ready, parent)
 
 
 def _worker(

@@ -1,7 +1,7 @@
 """Keeping copies of a leader up to date: a thread for each shard, and one for the registers.
 
-    registers = RegistersFollower(masters, secret, path, on_first)
-    shard = ShardFollower(lambda: registers.place_of(0), mirror, 0, secret, number_of(path))
+    registers = RegistersFollower(masters, secret, path, shards, on_news)
+    shard = ShardFollower(lambda: registers.place_of(0, 1), mirror, 0, secret, number_of(path))
 
 Each asks for what is new and waits for it at the leader. What cannot be reached is asked again,
 for as long as the process runs: a standby outlasts its leader, that is what it is for. Of several
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mooncake_store.coordination.exchange import exchange, followed
+from mooncake_store.journal.origin import Origin
 from mooncake_store.master.registers import REGISTERS as REGISTERS_FILE
 from mooncake_store.master.registers import VERSION as REGISTERS_VERSION
 from mooncake_store.master.registers import (
@@ -30,6 +31,7 @@ from mooncake_store.master.registers import (
 )
 from mooncake_store.master.state_directory import read_kept
 from mooncake_store.program.logs import StateLog
+from mooncake_store.standby.mirror import call_lacking
 from mooncake_store.wire.cluster import CLUSTER, STATUS, StatusRequest
 from mooncake_store.wire.shard import SHARD
 from mooncake_store.wire.standby import (
@@ -79,8 +81,11 @@ class _Versioned(msgspec.Struct):
 class Follower(abc.ABC):
     """A thread that asks its leader again and again. Derived ones say where, and what for."""
 
-    def __init__(self, name: str, registry: Registry, secret: bytes | None) -> None:
+    def __init__(
+        self, name: str, registry: Registry, secret: bytes | None, role: str = "standby"
+    ) -> None:
         self.name = name
+        self._role = role
         self.why = ""
         """Why its leader is not heard; empty while it is."""
         self.heard_ns = 0
@@ -155,7 +160,7 @@ class Follower(abc.ABC):
         return BlockingConnection.connect(
             address,
             self._registry,
-            identity=Identity(self._registry.service, role="standby", cluster=cluster),
+            identity=Identity(self._registry.service, role=self._role, cluster=cluster),
             secret=self._secret,
             timeout_s=timeout_s,
         )
@@ -180,27 +185,67 @@ class RegistersFollower(Follower):
     """Copies what the master writes down beside its journals to a state directory."""
 
     def __init__(
-        self, masters: Masters, secret: bytes | None, path: Path, on_news: Callable[[], object]
+        self,
+        masters: Masters,
+        secret: bytes | None,
+        path: Path,
+        shards: int,
+        on_news: Callable[[], object],
     ) -> None:
-        """`on_news` is called on the thread whenever something came, or was refused at first."""
+        """`shards` says of how many the directory has copies, 0 for none.
+
+        `on_news` is called on the thread whenever something came, or was refused at first.
+        """
         super().__init__("registers", CLUSTER, secret)
         self._masters = masters
         self._path = path
         self._on_news = on_news
         self._me = (0, "")
+        self._shards = shards
+        self._guard = threading.Lock()
+        self._newest: Registers | None = None
         self.last: RegistersReply | None = None
         registers, kept = RegisterFile(path).read(), read_kept(path)
         self._life = None if registers is None else registers.life
         self._kept = None if kept is None else (kept.cluster, kept.secret)
         self.refusal: StoreError | None = None
         """Why its leader is none for this directory, where that was so at first."""
-        self.owners: tuple[int, ...] = ()
+        self.owners: tuple[int, ...] = () if registers is None else registers.hosts
         """Who leads each shard; empty where the leader leads all."""
 
-    def place_of(self, shard: int) -> tuple[str, str]:
-        """Where a shard serves, and of which cluster it is."""
-        assert self.last is not None
-        return self.last.shards[shard], self.last.cluster
+    @property
+    def shards(self) -> int:
+        """Of how many shards the directory has copies; 0 before that is known."""
+        return self._shards
+
+    @property
+    def count(self) -> int:
+        """How many shards the leader has, by what it said last; 0 before that."""
+        return 0 if self.last is None else len(self.last.shards)
+
+    def place_of(self, shard: int, count: int) -> tuple[str, str]:
+        """Where one of so many shards serves, and of which cluster it is.
+
+        Raises UnavailableError where there is another number of them by now.
+        """
+        last = self.last
+        assert last is not None
+        if len(last.shards) != count:
+            raise UnavailableError(f"the leader has {len(last.shards)} shards by now, not {count}")
+        return last.shards[shard], last.cluster
+
+    def turn(self, count: int, change: Callable[[Registers], object]) -> None:
+        """Let the directory have copies of another number of shards, once `change` made it so.
+
+        That gets what the leader wrote down last. Raises what it raises: nothing has changed then.
+        Raises UnavailableError where the leader has another number of shards by now.
+        """
+        with self._guard:
+            if self.count != count:
+                raise UnavailableError(f"the leader has {self.count} shards by now, not {count}")
+            assert self._newest is not None
+            change(self._newest)
+            self._shards = count
 
     def introduce(self, number: int, address: str) -> None:
         """Tell the leader from now on which standby this is, and where it listens."""
@@ -250,14 +295,15 @@ class RegistersFollower(Follower):
                 )
             news = last is None or (reply.run, reply.version) != (last.run, last.version)
             if news:
-                self._write(reply)
+                with self._guard:
+                    self._write(reply)
+                    self.last = reply
         except StoreError as error:
             if last is None:
                 self.refusal = error
                 self._on_news()
             raise
         self._kept = reply.cluster, reply.secret
-        self.last = reply
         if news:
             self._on_news()
 
@@ -299,7 +345,12 @@ class RegistersFollower(Follower):
         return ""
 
     def _write(self, reply: RegistersReply) -> None:
-        """Write what came, unless it is about contents that are not those of the copy."""
+        """Write what came, unless it is about contents that are not those of the copy.
+
+        Where the copies here are of another number of shards it waits until those are others. Who
+        may lead with them knows of the runs all the same: nothing was answered in these without it,
+        and what workers lent to them it may read.
+        """
         try:
             version = msgspec.json.decode(reply.content, type=_Versioned).version
             if version > REGISTERS_VERSION:
@@ -318,9 +369,25 @@ class RegistersFollower(Follower):
                 advice="stop it and promote this standby, or start `mooncake master` on its "
                 "directory; to do without these objects, name another one with --state",
             )
-        self._life, self.owners = registers.life, registers.hosts
         # Where it was written is not where it is: who starts here waits for its workers.
-        write_registers(self._path / REGISTERS_FILE, msgspec.structs.replace(registers, place=""))
+        newest = msgspec.structs.replace(registers, place="")
+        if self._shards in (0, len(reply.shards)):
+            self._forget_exact(reply, registers.hosts)
+            write_registers(self._path / REGISTERS_FILE, newest)
+            self._shards = len(reply.shards)
+        else:
+            here = RegisterFile(self._path).read()
+            if here is not None and set(here.runs[-1:]) & set(newest.runs):
+                here = msgspec.structs.replace(here, runs=newest.runs)
+                write_registers(self._path / REGISTERS_FILE, here)
+        self._life, self.owners, self._newest = registers.life, registers.hosts, newest
+
+    def _forget_exact(self, reply: RegistersReply, owners: tuple[int, ...]) -> None:
+        """Let copies of shards that come back from hosts be none to lead from."""
+        for shard, former in enumerate(self.owners):
+            if former and not any(owners[shard : shard + 1]):
+                origin = Origin(reply.cluster, shard, len(reply.shards))
+                call_lacking(self._path / f"shard-{shard}", origin)
 
 
 class ShardFollower(Follower):
@@ -333,9 +400,10 @@ class ShardFollower(Follower):
         shard: int,
         secret: bytes | None,
         number: int,
+        role: str = "standby",
     ) -> None:
         """`find` returns where the shard serves, and its cluster."""
-        super().__init__(f"shard {shard}", SHARD, secret)
+        super().__init__(f"shard {shard}", SHARD, secret, role)
         self._number = number
         self._find = find
         self.mirror = mirror

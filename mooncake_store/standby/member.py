@@ -37,12 +37,15 @@ from mooncake_store.coordination.etcd import EtcdCoordinator
 from mooncake_store.endpoint import split_addresses, split_etcd
 from mooncake_store.journal.origin import Origin
 from mooncake_store.master.kept_files import unusable, write_whole
+from mooncake_store.master.registers import RegisterFile
 from mooncake_store.master.running import lead
-from mooncake_store.master.state_directory import read_kept
+from mooncake_store.master.seats import MASTER
+from mooncake_store.master.state_directory import held, read_kept
 from mooncake_store.masters import Masters
 from mooncake_store.program.fence import Fence
 from mooncake_store.program.logs import StateLog
 from mooncake_store.standby.mirror import is_exact
+from mooncake_store.standby.renewing import copied_shards, settle
 from mooncake_store.standby.service import Desk, Standby, number_of, state_path
 from mooncake_store.wire.cluster import CLUSTER
 from transfer_engine.errors import ConfigError, LeaseExpiredError, UnavailableError
@@ -227,12 +230,13 @@ class _Member:
                 each.cancel()
             await server.stop(grace_s=0.5)
             await standby.close()
+            if standby.shards:
+                self._config = msgspec.structs.replace(config, shards=standby.shards)
 
     async def _begin(self, standby: Standby, place: Place) -> None:
         await standby.begin(self._place.address)
         # Before anything of it can be exact: whose copy this is.
         await asyncio.to_thread(self._note, place.number)
-        self._config = msgspec.structs.replace(self._config, shards=standby.shards)
 
     def _note(self, number: int) -> None:
         try:
@@ -263,12 +267,17 @@ class _Member:
         try:
             if int((self._path / FOLLOWED).read_text(encoding="ascii"), 16) != number:
                 return False
-            kept, folders = read_kept(self._path), sorted(self._path.glob("shard-*"))
+            kept, registers = read_kept(self._path), RegisterFile(self._path).read()
+            count = copied_shards(self._path)
         except (OSError, ValueError):
             return False
-        return kept is not None and all(
-            is_exact(self._path / f"shard-{at}", Origin(kept.cluster, at, len(folders)), era)
-            for at in range(len(folders))
+        if kept is None or registers is None:
+            return False
+        owners = registers.hosts or (MASTER,) * count  # what others lead needs no copy here
+        return all(
+            is_exact(self._path / f"shard-{at}", Origin(kept.cluster, at, count), era)
+            for at in range(count)
+            if owners[at] == MASTER
         )
 
     async def _try_to_lead(self, seen: Leader | None) -> None:
@@ -388,6 +397,9 @@ async def serve_member(
             advice="leave that out",
         )
     config = msgspec.structs.replace(config, journal="replicated")
+    path = state_path(config)
+    with held(path):
+        settle(path)  # before it is looked at whether what is there may lead
     places, access = [*map(str, etcd)], read_access(member.etcd_file)
     async with EtcdCoordinator(places, member.name, access=access) as coordinator:
         grace_s = member.standby_grace_s

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mooncake_store.journal.origin import Origin
     from mooncake_store.journal.writer import Level
 
-__all__ = ["ShardMirror", "is_exact"]
+__all__ = ["ShardMirror", "call_lacking", "is_exact"]
 
 ROOM_S = 5.0
 """For how long the disk may take nothing before what came is asked for once more."""
@@ -152,10 +152,14 @@ class ShardMirror:
         ahead_ns = reply.now - heard_ns
         if not header[words.COPIED] or ahead_ns > header[words.AHEAD]:
             header[words.AHEAD] = ahead_ns
-        if reply.exact:
-            header[words.ERA] = reply.era  # before that is said of it
-        header[words.COPIED] = words.EXACT if reply.exact else words.LACKING
         self.all_there = reply.exact == words.HANDED_OVER
+        if not self.all_there:
+            if reply.exact:
+                header[words.ERA] = reply.era  # before that is said of it
+            header[words.COPIED] = words.EXACT if reply.exact else words.LACKING
+        elif not header[words.COPIED]:
+            # Whoever rests may go on, and need not say so to one that does not count.
+            header[words.COPIED] = words.LACKING
         if reply.snapshot != self._snapshot[0]:
             self._snapshot = reply.snapshot, reply.head
         if reply.whole:
@@ -234,6 +238,15 @@ class ShardMirror:
         if lock >= 0:
             os.close(lock)
         return ended
+
+
+def call_lacking(folder: Path, origin: Origin) -> None:
+    """Let a copy, which may be in use, lack something until its leader says otherwise."""
+    ring, _ = RingFile.find(folder, origin)
+    if ring is not None:
+        header = ring.ring.header
+        header[words.COPIED] = min(int(header[words.COPIED]), words.LACKING)
+        ring.close()
 
 
 def is_exact(folder: Path, origin: Origin, era: int) -> bool:

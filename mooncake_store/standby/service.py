@@ -7,6 +7,9 @@ that this is a standby, so clients and workers that were given several addresses
 Where an etcd elects who leads it is no member of the pool, so it could not lead in its turn, and
 changes must not wait for it: it is a copy that says no number.
 
+A leader that has split its shards is followed on by itself, with copies that are made beside those
+of before (`renewing`).
+
 Promoting is refused while the leader answers: there would be two. Whoever promotes says thereby
 that the leader is gone for good, or will be stopped before it is heard again; a leader that others
 still reach would go on to change what nobody copies any more.
@@ -40,9 +43,16 @@ from mooncake_store.master.state_directory import (
 )
 from mooncake_store.standby.following import RegistersFollower, ShardFollower
 from mooncake_store.standby.mirror import ShardMirror
+from mooncake_store.standby.renewing import (
+    Renewal,
+    copied_shards,
+    forget_elsewhere,
+    remove_copy,
+    settle,
+)
 from mooncake_store.wire import cluster as wire
 from mooncake_store.wire.standby import PROMOTE, STANDBY, CopiedShard, Promoted, StandbyStatus
-from transfer_engine.errors import AuthError, ConfigError, UnavailableError
+from transfer_engine.errors import AuthError, ConfigError, StoreError, UnavailableError
 from transfer_engine.rpc.server import Server
 
 if TYPE_CHECKING:
@@ -60,8 +70,11 @@ __all__ = ["Desk", "Standby", "follow_until_promoted", "number_of", "state_path"
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.01
+RETRY_S = 1.0
 ALL_S, ENDED_S = 5.0, 15.0
 """How long the last words of a leader that hands over may take to come, and it to end."""
+NOBODY = 0
+"""The number of a standby whose copies count nowhere."""
 NUMBER = "standby.number"
 """The file with it."""
 _ELSEWHERE = CopiedShard("elsewhere", 0, 0, 0, "another host leads it")
@@ -83,13 +96,21 @@ class Standby:
         self._path = state_path(config)
         self._undo = ExitStack()
         self._undo.enter_context(held(self._path))
+        settle(self._path)
+        forget_elsewhere(self._path)
         loop = asyncio.get_running_loop()
         self._heard = asyncio.Event()
         self._registers = RegistersFollower(
-            masters, secret, self._path, lambda: loop.call_soon_threadsafe(self._hear)
+            masters,
+            secret,
+            self._path,
+            copied_shards(self._path),
+            lambda: loop.call_soon_threadsafe(self._hear),
         )
         self._count = 0
         self._number = 0
+        self._renewal: Renewal | None = None
+        self._closed = False
         self._shards: dict[int, ShardFollower] = {}
         self._following: asyncio.Task[None] | None = None
         self._handed_over = False
@@ -128,12 +149,13 @@ class Standby:
         if self._counts:
             self._number = number_of(self._path)
         self._registers.introduce(self._number, address)
-        self._count = len(last.shards)
+        self._count = self._registers.shards
         # As after any news, so that those which come meanwhile begin no second copy: it would wait
         # for the folder of the first, and whoever leads next for that.
         self._hear()
-        assert self._following is not None
-        await asyncio.shield(self._following)
+        if not self._changed:
+            assert self._following is not None
+            await asyncio.shield(self._following)
 
     def _hear(self) -> None:
         """Hear that something came of the registers."""
@@ -143,37 +165,73 @@ class Standby:
 
     async def _follow(self) -> None:
         """Follow the shards that lead beside the leader; others have hosts of their own."""
-        while self._wanted() != self._shards.keys():
+        while not self._closed and (self._changed or self._wanted() != self._shards.keys()):
+            if self._changed:
+                try:
+                    await self._renew(self._registers.count)
+                except (OSError, StoreError) as error:
+                    log.warning("the shards of the leader are not copied anew: %s", error)
+                    await asyncio.sleep(RETRY_S)
+                continue
             for shard in self._wanted() - self._shards.keys():
-                self._shards[shard] = await asyncio.to_thread(self._copy, shard)
+                folder = self._path / f"shard-{shard}"
+                self._shards[shard] = await asyncio.to_thread(
+                    self._copy, folder, shard, self._count, self._number
+                )
             for shard in self._shards.keys() - self._wanted():
                 await self._leave(self._shards.pop(shard))
+                # It will lack all that is changed there.
+                await asyncio.to_thread(remove_copy, self._path / f"shard-{shard}")
 
     @property
-    def _split(self) -> bool:
-        """Whether its leader has another number of shards than when it began to follow."""
-        last = self._registers.last
-        return last is not None and len(last.shards) != self._count
+    def _changed(self) -> bool:
+        """Whether its leader has another number of shards than are copied."""
+        return self._registers.count not in (0, self._count)
 
     def _wanted(self) -> set[int]:
-        if self._split:
-            return set()  # a copy of one of them would lack what the others have
-        owners = self._registers.owners or (MASTER,) * self._count
-        return {shard for shard in range(self._count) if owners[shard] == MASTER}
+        owners, count = self._registers.owners, self._registers.count
+        if len(owners) != count:
+            owners = (MASTER,) * count
+        return {shard for shard in range(count) if owners[shard] == MASTER}
 
-    def _copy(self, shard: int) -> ShardFollower:
+    async def _renew(self, count: int) -> None:
+        """Copy so many shards beside those of before, and these no more once there are all of them.
+
+        Returns also where the leader has another number by then. Raises StoreError.
+        """
+        log.warning("the leader has %d shards by now, not %d: all are copied", count, self._count)
+        renewal = Renewal(
+            self._path, lambda folder, shard: self._copy(folder, shard, count, NOBODY)
+        )
+        self._renewal = renewal
+        try:
+            while not await renewal.follow(self._wanted()):
+                await asyncio.sleep(LOOK_S)
+                if self._closed or self._registers.count != count:
+                    return
+            await renewal.close()
+            shards, self._shards = self._shards, {}
+            for follower in shards.values():
+                await self._leave(follower)
+            await asyncio.to_thread(
+                self._registers.turn,
+                count,
+                lambda registers: renewal.put_in_place(registers, count),
+            )
+            self._count = count
+        finally:
+            self._renewal = None
+            await renewal.close()
+            await asyncio.to_thread(settle, self._path)
+
+    def _copy(self, folder: Path, shard: int, count: int, number: int) -> ShardFollower:
         last, config = self._registers.last, self._config
         assert last is not None
         level: Level = "synced" if config.journal == "synced" else "written"
-        origin = Origin(last.cluster, shard, self._count)
-        folder = self._path / f"shard-{shard}"
+        origin = Origin(last.cluster, shard, count)
         mirror = ShardMirror(folder, origin, level=level, events=config.events_kept)
         follower = ShardFollower(
-            lambda: self._registers.place_of(shard),
-            mirror,
-            shard,
-            self._secret,
-            self._number,
+            lambda: self._registers.place_of(shard, count), mirror, shard, self._secret, number
         )
         follower.start()
         return follower
@@ -191,22 +249,31 @@ class Standby:
         return StandbyStatus(
             self.leader,
             "" if last is None else last.cluster,
-            tuple(
-                self._shards[shard].status() if shard in self._shards else _ELSEWHERE
-                for shard in range(self._count)
-            ),
+            tuple(map(self._status_of, range(self._registers.count))) if self._count else (),
             self._lacking(),
             self._number,
         )
+
+    def _status_of(self, shard: int) -> CopiedShard:
+        if not self._changed:
+            return self._shards[shard].status() if shard in self._shards else _ELSEWHERE
+        if self._renewal is None or shard not in self._renewal.copies:
+            return CopiedShard("copying", 0, 0, -1, "the shards of the leader were split")
+        status = self._renewal.copies[shard].status()
+        # Whole or not, it counts when all of them are.
+        return msgspec.structs.replace(status, state="copying")
 
     def _lacking(self) -> str:
         """Say why it cannot be promoted now; empty where it can."""
         if not self._count:
             return f"nothing was heard of its leader {self.leader} yet: {self._registers.why}"
-        if self._split:
-            return "the shards of its leader were split: start this standby anew"
-        for number in self._wanted() - self._shards.keys():
-            return f"shard {number} is not copied yet"
+        if self._changed:
+            exact = [shard.mirror.exact for shard in self._shards.values()]
+            if not exact or not all(exact):
+                return "the shards of its leader were split, and not all of these are copied yet"
+        else:
+            for number in self._wanted() - self._shards.keys():
+                return f"shard {number} is not copied yet"
         for number, shard in sorted(self._shards.items()):
             if shard.mirror.state != "following":
                 return f"shard {number} is not copied as a whole: {shard.status().why}"
@@ -219,7 +286,7 @@ class Standby:
 
         Raises StoreError where it goes on leading.
         """
-        if self._wanted() != self._shards.keys() or not self._shards:
+        if self._changed or self._wanted() != self._shards.keys() or not self._shards:
             raise UnavailableError(
                 f"this standby has no whole copy: {self._lacking()}", operation="promote"
             )
@@ -255,6 +322,7 @@ class Standby:
 
     async def close(self) -> None:
         """Follow no more, and let a master have the directory. Idempotent."""
+        self._closed = True
         await asyncio.to_thread(self._registers.stop)
         if self._following is not None:
             await asyncio.wait({self._following})

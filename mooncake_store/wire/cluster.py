@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from mooncake_store.wire.guests import GUESTS, GUESTS_LEFT, OUTSTANDING
-from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, SPLIT, STAY, YIELD
+from mooncake_store.wire.hosts import HOSTS, JOIN, MERGE, MOVE, SERVING, SPLIT, STAY, YIELD
 from mooncake_store.wire.standby import (
     COUNT,
     DROP,
@@ -301,6 +301,7 @@ CLUSTER = Registry(
     [
         MAP, MOUNT, UNMOUNT, SEGMENTS, STATUS, DRAIN, DRAIN_STATUS,
         REGISTERS, STANDBY, PROMOTE, DROP, JOIN, SERVING, STAY, HOSTS, MOVE, SPLIT, HAND_OVER,
+        MERGE,
     ],
 )  # fmt: skip
 LIVENESS = Registry("mooncake-liveness", [PING])

@@ -21,6 +21,7 @@ __all__ = [
     "HOSTS",
     "JOIN",
     "LEAD",
+    "MERGE",
     "MOVE",
     "RELAY",
     "SERVING",
@@ -37,6 +38,7 @@ __all__ = [
     "Joined",
     "Lead",
     "Led",
+    "Merge",
     "Move",
     "MoveState",
     "OwnShard",
@@ -153,7 +155,8 @@ class HostsReply(msgspec.Struct, frozen=True, array_like=True, tag="hosts"):
     run: int = 0
     """The run of the master."""
     split: str = ""
-    """Why shards could not be split before this run; "" where they were, or nobody wanted it."""
+    """Why shards could not be split or merged before this run; "" where they were, or nobody wanted
+    it."""
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True, tag="move?"):
@@ -240,6 +243,12 @@ class SplitBegun(msgspec.Struct, frozen=True, array_like=True, tag="splitting"):
     shards: int
 
 
+class Merge(msgspec.Struct, frozen=True, array_like=True, tag="merge?"):
+    """Makes one shard of every so many neighbours; the master starts anew with these."""
+
+    factor: int
+
+
 class Lead(msgspec.Struct, frozen=True, array_like=True, tag="lead?"):
     """Lead a shard that is copied here (`on`), or lead it no more."""
 
@@ -274,6 +283,7 @@ RELAY = Operation(
 COPY = Operation("copy", 0x56, Cold(Copy), Cold(CopyState), "copy a shard, or say how that stands")
 LEAD = Operation("lead", 0x57, Cold(Lead, bytes_max=4 << 20), Cold(Led), "lead a shard")
 SPLIT = Operation("split", 0x5C, Cold(Split), Cold(SplitBegun), "makes several shards of each")
+MERGE = Operation("merge", 0x5E, Cold(Merge), Cold(SplitBegun), "makes one shard of several")
 YIELD = Operation("yield", 0x58, Cold(Yield), Cold(Yielded), "answer nobody but standbys")
 
 HOST = Registry("mooncake-host", [RELAY, COPY, LEAD])

@@ -21,6 +21,7 @@ from transfer_engine.wire.registry import Operation
 from transfer_engine.wire.schema import Column, Packed
 
 __all__ = [
+    "COPY_ROLE",
     "COUNT",
     "DROP",
     "JOURNAL",
@@ -51,6 +52,8 @@ __all__ = [
 
 SHIPPING = 2
 """The version of `JOURNAL`: another one where its fields or the words of journals change."""
+COPY_ROLE = "copy"
+"""As what a host copies shards that it may lead itself; a standby of the master is a "standby"."""
 WORDS_MAX = 1 << 17
 """Words in one reply: 1 MiB."""
 

@@ -125,8 +125,10 @@ def serve(
         ) from None
     from mooncake_store import config
     from mooncake_store.program import logs
+    from mooncake_store.program.descriptors import raise_limit
     from mooncake_store.units import parse_duration
 
+    raise_limit()
     logs.configure(log_level)
     token = config.read_secret(token_file).decode() if token_file else ""
     settings = SystemSettings(

@@ -7,6 +7,7 @@ import pytest
 from mooncake_store.master import hosts as module
 from mooncake_store.master.hosts import Hosts, OwnFacts
 from mooncake_store.master.seats import MASTER, Seats
+from mooncake_store.program.fence import Fence
 from mooncake_store.wire.hosts import Join, ServedShard, Serving, Stay
 from transfer_engine.errors import ConfigError, InvalidArgumentError, UnavailableError
 
@@ -18,12 +19,14 @@ FIRST, SECOND = "10.0.0.6:50061", "10.0.0.7:50061"
 class Pool:
     """The hosts of a master of four shards, two of which it leads itself."""
 
-    def __init__(self, journal="written"):
+    def __init__(self, journal="written", fence=None):
         self.seats = Seats(4)
         self.seats.claim(MASTER, [0, 1])
         self.written = []
         self.agreed = 0
-        self.hosts = Hosts(self.seats, None, lambda shard: [(9, shard)], self.keep, self.agree)
+        self.hosts = Hosts(
+            self.seats, None, lambda shard: [(9, shard)], self.keep, self.agree, fence
+        )
         self.hosts.open(OwnFacts("name", "secret", 77, journal, b"", "10.0.0.5:50051"))
 
     async def keep(self):
@@ -118,9 +121,27 @@ async def test_a_host_may_answer_for_as_long_as_it_was_granted():
     assert pool.hosts.granted_s(5) == 0
 
 
-async def test_elected_masters_lead_all_themselves():
-    with pytest.raises(ConfigError, match="all shards lead on the host of their master"):
-        await Pool("replicated").join(5, 2)
+async def test_the_first_shard_of_a_replicated_pool_leads_beside_its_master():
+    pool = Pool("replicated")
+    with pytest.raises(ConfigError, match="shard 0 leads on the host of its master"):
+        await pool.join(5, 0, 2)
+    assert [own.shard for own in (await pool.join(5, 2)).own] == [2]
+
+
+async def test_who_is_about_to_lead_a_shard_is_not_told_yet():
+    pool = Pool()
+    await pool.join(5, 2, 3)
+    pool.seats[2].pending = True
+    assert [own.shard for own in (await pool.join(5)).own] == [3]
+    assert not (await pool.serve(5, 2)).known
+
+
+async def test_no_host_answers_for_longer_than_its_master_leads():
+    fence = Fence.make()
+    pool = Pool(fence=fence)
+    assert (await pool.join(5, 2)).granted_ms == 0
+    fence.open_until(time.monotonic_ns() + 10**18)
+    assert pool.hosts.stay(Stay(5, 77, ())).granted_ms == module.GRANTED_MS
 
 
 async def test_a_master_that_starts_lets_nobody_join():

@@ -1,6 +1,7 @@
 """What becomes of a shard whose move fails, at each step of it."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -57,7 +58,7 @@ class Hosts:
 
     def __init__(self, host, seats):
         self.host, self.seats = host, seats
-        self.facts = type("Facts", (), {"run": 1})
+        self.facts = SimpleNamespace(run=1, journal="written")
         self.granted = 0.0
 
     def at(self, address):
@@ -87,16 +88,25 @@ class Pool:
         self.host = Host(self.shard)
         self.hosts = Hosts(self.host, self.seats)
         self.written = [self.seats.owners]
+        self.told = []
+        self.deaf = 0
         self.ended = []
         self.full = False
         self.moves = Moves(
-            self.seats, self.hosts, None, asyncio.Lock(), self.keep, self.agree, self.end
-        )
+            self.seats, self.hosts, None, asyncio.Lock(), self.keep, self.announce, self.agree,
+            self.end,
+        )  # fmt: skip
 
     async def keep(self):
         if self.full:
             raise UnavailableError("the disk is full")
         self.written.append(self.seats.owners)
+
+    async def announce(self):
+        if self.shard.rests and self.deaf:
+            self.deaf -= 1
+            raise UnavailableError("its standby does not hear")
+        self.told.append((self.seats.owners, self.shard.rests))
 
     async def agree(self):
         assert self.seats[0].taken
@@ -154,6 +164,42 @@ async def test_a_move_that_cannot_be_written_down_is_none(pool):
     pool.full = True
     assert "the disk is full" in (await pool.move()).why
     assert pool.goes_on_where_it_was()
+    # The standby was told before, and again before the shard went on.
+    assert pool.told == [((), False), ((NUMBER,), True), ((), True)]
+
+
+async def test_a_shard_whose_standby_does_not_hear_of_its_move_rests_until_it_has_heard_of_none(
+    pool,
+):
+    pool.deaf = 3
+    assert "does not hear" in (await pool.move()).why
+    assert pool.goes_on_where_it_was()
+    assert pool.told == [((), False), ((), True)]
+    assert pool.written == [()]
+
+
+async def test_a_master_that_stops_while_a_standby_is_to_hear_leaves_the_shard_at_rest(pool):
+    """Whoever leads next decides whose it is; that one may have heard, or not."""
+    heard = asyncio.Event()
+
+    async def announce():
+        if pool.shard.rests:
+            heard.set()
+            await asyncio.Event().wait()
+
+    pool.moves._announce = announce
+    pool.moves.begin(Move(0, str(OTHER)))
+    await heard.wait()
+    assert pool.seats[0].pending
+    await pool.moves.stop()
+    assert pool.shard.rests
+    assert pool.written == [()]
+
+
+async def test_the_first_shard_of_a_replicated_pool_stays(pool):
+    pool.hosts.facts.journal = "replicated"
+    with pytest.raises(InvalidArgumentError, match="shard 0 leads on the host of its master"):
+        pool.moves.begin(Move(0, str(OTHER)))
 
 
 async def test_one_that_was_written_down_is_finished_when_it_is_asked_for_again(pool):

@@ -6,9 +6,11 @@ import pytest
 from mooncake_store import Client
 from mooncake_store.clock import SystemClock
 from mooncake_store.local_cluster import LocalCluster
-from mooncake_store.master import guest_rounds, splitting
+from mooncake_store.master import guest_rounds, resharding
+from mooncake_store.master.counting import Counted, count_standby, counting_standby
 from mooncake_store.master.registers import RegisterFile
-from mooncake_store.master.splitting import READY, UNFINISHED, finish_split, split_state
+from mooncake_store.master.resharding import READY, UNFINISHED, finish_resharding
+from mooncake_store.master.splitting import split_state
 from mooncake_store.units import MIB
 from tests.waiting import until
 from transfer_engine.errors import ConfigError, InvalidArgumentError, StoreError
@@ -151,7 +153,7 @@ def test_a_split_that_is_killed_was_none_or_is_finished(pool, monkeypatch, momen
         raise Killed
 
     def half(path):
-        renames = splitting.os.rename
+        renames = resharding.os.rename
         done = []
 
         def rename(source, target):
@@ -161,15 +163,15 @@ def test_a_split_that_is_killed_was_none_or_is_finished(pool, monkeypatch, momen
             renames(source, target)
 
         with monkeypatch.context() as patch:
-            patch.setattr(splitting.os, "rename", rename)
-            finish_split(path)
+            patch.setattr(resharding.os, "rename", rename)
+            finish_resharding(path)
 
     with monkeypatch.context() as patch:
         if moment == "made":
-            patch.setattr(splitting, "_remove", killed)
-            patch.setattr(splitting, "write_registers", killed)
+            patch.setattr(resharding, "_remove", killed)
+            patch.setattr(resharding, "write_registers", killed)
         else:
-            patch.setattr(splitting, "finish_split", killed if moment == "decided" else half)
+            patch.setattr(resharding, "finish_resharding", killed if moment == "decided" else half)
         with pytest.raises(Killed):
             pool.split(4)
     place = pool.master_state if moment == "made" else pool.state
@@ -195,3 +197,14 @@ def test_what_cannot_be_split_stays_as_it_was(pool, tmp_path):
     assert before.split == 0
     with pool.run(segment="8MiB") as cluster, Client(cluster.url) as client:
         check_all(client, KEYS[:50])
+
+
+def test_changes_wait_for_the_same_standby_as_before(pool):
+    """It has all that was answered, so nothing may be answered without it."""
+    with pool.run() as cluster, Client(cluster.url) as client:
+        put_all(client, KEYS[:50])
+    counted = Counted(0x77, 5)
+    count_standby(pool.master_state / "shard-0", counted)
+    pool.split(3)
+    for shard in range(3):
+        assert counting_standby(pool.master_state / f"shard-{shard}") == counted

@@ -42,10 +42,13 @@ class Pool:
         self.addresses[name] = facts["address"]
         return facts
 
-    def lead(self, *options: object, port: int = 0) -> None:
+    def lead(self, *options: object, port: int = 0, version: tuple[str, ...] = NOW) -> None:
         """Start the leader."""
         self.replicated = "replicated" in options
-        self.run("leader", "master", "--port", port, "--state", self.state("leader"), *options)
+        self.run(
+            "leader", "master", "--port", port, "--state", self.state("leader"), *options,
+            version=version,
+        )  # fmt: skip
 
     def follow(
         self,

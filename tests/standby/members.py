@@ -55,15 +55,15 @@ class Members:
         self.programs = [None] * count
         self.worker = None
 
-    def start(self, at):
+    def start(self, at, **how):
         """Start a member; return what it becomes first."""
-        self.programs[at] = self.run(at)
+        self.programs[at] = self.run(at, **how)
         return json.loads(self.programs[at].wait_for_line('"ready"'))
 
-    def run(self, at):
+    def run(self, at, version=("mooncake_store",)):
         """Start the program of a member."""
         return self._start(
-            "-m", "mooncake_store", "member", "--json", "--etcd", self._etcd, "--name", self._name,
+            "-m", *version, "member", "--json", "--etcd", self._etcd, "--name", self._name,
             "--port", self.ports[at], "--state", self._folder / f"member-{at}", *self._shown,
             "--shards", self._shards, "--ping-interval", "200ms", "--standby-grace", self._grace,
         )  # fmt: skip

@@ -27,6 +27,7 @@ from mooncake_store.master.shipping import Shipping
 from mooncake_store.master.site import ShardPlace, ShardTimes, Site
 from mooncake_store.master.standbys import Standbys
 from mooncake_store.standby.member import DROPPED, _Office
+from mooncake_store.wire.guests import OUTSTANDING, OutstandingRequest
 from mooncake_store.wire.standby import JOURNAL, SHIPPING, Drop
 from tests.clocks import ManualClock
 from tests.coordination.memory import MemoryCluster, MemoryCoordinator
@@ -84,9 +85,9 @@ class Connection:
     """What a shard knows of one."""
 
     peer = "10.0.0.6:1"
-    session = SimpleNamespace(read_only=False)
 
-    def __init__(self):
+    def __init__(self, role="standby"):
+        self.session = SimpleNamespace(read_only=False, peer=SimpleNamespace(role=role))
         self.closed = []
 
     def on_close(self, tell):
@@ -96,11 +97,12 @@ class Connection:
 class Standby:
     """Follows one shard, a request at a time."""
 
-    def __init__(self, leader, number):
+    def __init__(self, leader, number, role="standby"):
         self.number, self.history, self.position, self.head = number, 0, 0, 0
         self.exact, self.era = False, 0
         self._shipping = leader.shipping
-        self.connection = Connection()
+        self._role = role
+        self.connection = Connection(role)
 
     async def ask(self):
         """Ask once; return whether it was told that it has everything."""
@@ -126,7 +128,7 @@ class Standby:
         """End its connection."""
         for tell in self.connection.closed:
             tell()
-        self.connection = Connection()
+        self.connection = Connection(self._role)
 
 
 class Elected:
@@ -169,6 +171,78 @@ async def standbys_of(shards, election):
     made.begin(AllShards(shards))
     await made.stop()  # looked after by the test alone
     return made
+
+
+async def test_a_copy_of_which_nobody_knows_whose_it_is_counts_nowhere(lead):
+    """As one is that a standby makes beside those that it has."""
+    (shard,) = lead(elected=False)
+    nobody = Standby(shard, 0)
+    await nobody.follow()
+    with pytest.raises(UnavailableError, match="no standby follows"):
+        shard.put()
+    first = Standby(shard, X)
+    await first.follow()
+    answered = shard.put()
+    await nobody.follow()
+    assert not answered.done()
+    await first.follow()
+    await answered
+    assert (first.exact, nobody.exact) == (True, False)
+    told = await (await standbys_of([shard], None)).told()
+    assert [each.number for each in told["standbys"]] == [X]
+
+
+async def test_a_host_counts_for_shards_elsewhere_and_a_standby_for_those_of_its_master(lead):
+    beside, elsewhere = lead(2, elected=False)
+    elsewhere.keeper.counting.lead_alone()
+    for shard, number in ((beside, X), (elsewhere, Y)):
+        copies = [Standby(shard, X), Standby(shard, Y, role="copy")]
+        for _ in range(2):
+            for each in copies:
+                await each.follow()
+        assert counting_standby(shard.folder) == Counted(number)
+        assert [each.exact for each in copies] == [number == X, number == Y]
+        assert [each.number for each in shard.shipping.told().standbys] == [number]
+    standbys = Standbys()
+    standbys.begin(AllShards([beside]), [elsewhere])
+    assert await standbys.counting() == {X}
+    assert [each.number for each in (await standbys.told())["standbys"]] == [X, Y]
+    # Another host that copies it takes the place of one that is gone for good.
+    with pytest.raises(UnavailableError, match="follows"):
+        await standbys.drop(Drop(Y))
+    elsewhere.let_pass(3600)
+    another = Standby(elsewhere, 0xC, role="copy")
+    await another.follow()
+    assert (await standbys.drop(Drop(Y))).number == 0xC
+    assert counting_standby(elsewhere.folder) == Counted(0xC, 1)
+    assert counting_standby(beside.folder) == Counted(X)
+
+
+async def test_what_comes_from_a_host_waits_for_the_standby_of_the_first(lead):
+    first, other = lead(2)
+    standby = Standby(first, X)
+    await standby.follow()
+    assert other.keeper.counting.counted == Counted()
+    other.keeper.counting.elect(Counted())
+    assert other.keeper.counting.counted == Counted(X)
+    assert counting_standby(other.folder) == Counted(X)
+
+
+async def test_what_a_standby_still_has_is_not_said_to_be_gone(lead):
+    """Else another shard would give out its space, and it came back with the bytes of others."""
+    (shard,) = lead()
+    standby = Standby(shard, X)
+    await standby.follow()
+    answered = shard.put()
+    await standby.follow()
+    await answered
+    shard.keeper.shard.remove(shard.now, digests_of([0]), True, 0)
+    nothing = np.empty(0, np.int64).tobytes()
+    asked = asyncio.ensure_future(shard.ask(OUTSTANDING, OutstandingRequest(nothing, nothing)))
+    await asyncio.sleep(0)
+    assert not asked.done()
+    await standby.follow()
+    assert (await asked).there == b""
 
 
 async def test_another_standby_takes_the_place_of_one_that_is_gone(lead):

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from mooncake_store.core import ring as words
 from mooncake_store.core.options import ShardConfig
 from mooncake_store.core.records import Status
 from mooncake_store.journal.origin import Origin
 from mooncake_store.journal.reading import read_journal
 from mooncake_store.journal.ring_file import RingFile, remove_rings
 from mooncake_store.master.keeping import Keeper
-from mooncake_store.standby.mirror import ShardMirror
+from mooncake_store.standby.mirror import ShardMirror, call_lacking, is_exact
 from tests.core.lab import digests_of
 from tests.waiting import until
 from transfer_engine.errors import ConfigError, RemoteProtocolError
@@ -180,6 +181,38 @@ def test_leases_of_which_no_word_tells_keep_objects_after_a_promotion(leader, ma
         assert led.shard.remove(ends + 1, digests_of([1]), False, 0)[0] == Status.OK
     finally:
         led.close()
+
+
+def test_a_leader_that_rests_may_go_on_without_a_copy_that_did_not_count(leader, make, tmp_path):
+    mirror = make()
+    leader.put(1)
+    mirror.take(leader.reply(mirror, exact=words.HANDED_OVER), leader.now)
+    until(lambda: mirror.state == "following")
+    assert (mirror.all_there, mirror.exact) == (True, False)
+    mirror.take(leader.reply(mirror, exact=words.EXACT), leader.now)
+    assert (mirror.all_there, mirror.exact) == (False, True)
+    mirror.take(leader.reply(mirror, exact=words.HANDED_OVER), leader.now)
+    assert (mirror.all_there, mirror.exact) == (True, True)
+
+
+def test_what_comes_back_from_a_host_is_lacking_until_its_leader_says_otherwise(
+    leader, make, tmp_path
+):
+    """Another host led it meanwhile, so what its leader of before said of the copy is over."""
+    mirror, folder = make(), tmp_path / "copy"
+    leader.put(1)
+    mirror.take(leader.reply(mirror, exact=words.EXACT), leader.now)
+    until(lambda: mirror.state == "following")
+    assert is_exact(folder, ORIGIN, 0)
+    call_lacking(folder, ORIGIN)  # while it is in use
+    assert not mirror.exact
+    assert not is_exact(folder, ORIGIN, 0)
+    mirror.take(leader.reply(mirror, exact=words.EXACT), leader.now)
+    assert is_exact(folder, ORIGIN, 0)
+    mirror.close()
+    call_lacking(folder, ORIGIN)
+    assert not is_exact(folder, ORIGIN, 0)
+    call_lacking(tmp_path / "none", ORIGIN)
 
 
 def test_a_next_run_goes_on_with_what_it_has(leader, make):

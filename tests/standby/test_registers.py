@@ -10,6 +10,7 @@ from mooncake_store.core.options import ShardConfig
 from mooncake_store.core.shard import Shard
 from mooncake_store.errors import AuthError, UnavailableError
 from mooncake_store.master import cluster
+from mooncake_store.master.register_news import RegisterNews
 from mooncake_store.master.registers import RegisterFile, Registers
 from mooncake_store.wire.standby import (
     HAND_OVER,
@@ -114,6 +115,53 @@ async def test_a_standby_that_is_gone_is_not_waited_for(tmp_path, shards, monkey
         mount = await mounting(run, shards)
         standby.connection.close()
         assert (await mount).statuses == (0,)
+
+
+async def test_what_is_announced_the_standby_that_counts_has_written_down(
+    tmp_path, shards, monkeypatch
+):
+    """It would lead from its copy what another host has gone on with."""
+
+    async def counting():
+        return {7}
+
+    monkeypatch.setattr(cluster, "TAKEN_S", 0.0)
+    async with Run(tmp_path, shards) as run:
+        run.cluster._standbys.counting = counting
+        with pytest.raises(UnavailableError, match="0007 does not hear which host leads what"):
+            await run.cluster.announce()
+        monkeypatch.setattr(cluster, "TAKEN_S", 3600.0)
+        connection = Connection()
+        reply = await run.ask(REGISTERS, RegistersRequest(standby=7), connection)
+        announced = asyncio.ensure_future(run.cluster.announce())
+        asked = RegistersRequest(reply.run, reply.version, LONG_MS, 7)
+        reply = await run.ask(REGISTERS, asked, connection)
+        assert not announced.done()
+        asked = RegistersRequest(reply.run, reply.version, LONG_MS, 7)
+        waiting = asyncio.ensure_future(run.ask(REGISTERS, asked, connection))
+        await announced
+    await waiting
+
+
+async def test_a_standby_that_counts_is_expected_when_a_master_begins():
+    """What was lent to a run that it does not know would be of no use to it."""
+    news, standby = RegisterNews(), Connection()
+    news.expect([7], 3600.0)
+    taken = asyncio.ensure_future(news.taken(3600.0))
+    news.heard(Connection(), news.version, 8)
+    await asyncio.sleep(0)
+    news.heard(standby, 0, 7)  # it is there, and does not know what there is
+    await asyncio.sleep(0)
+    assert not taken.done()
+    news.heard(standby, news.version, 7)
+    assert await taken
+
+
+async def test_one_that_counts_and_is_away_holds_workers_up_once():
+    news = RegisterNews()
+    news.expect([7], 0.0)
+    assert not await news.taken(3600.0)
+    assert await news.taken(3600.0)
 
 
 async def test_a_standby_that_hangs_holds_no_worker_up(tmp_path, shards, monkeypatch, caplog):

@@ -263,24 +263,6 @@ def test_a_leader_that_comes_back_changes_nothing(pool):
     assert_there(led, ["one", "two"])
 
 
-def test_a_standby_of_a_leader_whose_shards_were_split_has_to_begin_anew(pool, start_program):
-    """Its copy of the first would be taken for all there is."""
-    pool.lead(*QUICK)
-    pool.lend()
-    pool.follow(*QUICK)
-    put(pool.client(), ["one"])
-    pool.until_copied()
-    command = "-m", "mooncake_store", "shard", "split", "2", "--master", pool.named()
-    assert start_program(*command).wait() == 0
-    until(lambda: "were split" in pool.status().lacking)
-    assert {shard.state for shard in pool.status().shards} == {"elsewhere"}
-    pool.stop("standby")
-    pool.follow(*QUICK)
-    pool.until_copied()
-    assert len(pool.status().shards) == 2
-    assert_there(pool.take_over(), ["one"])
-
-
 def test_a_leader_that_is_started_again_is_followed_on(pool, free_port):
     pool.lead(*QUICK, port=free_port)
     pool.lend()

@@ -146,8 +146,10 @@ def test_a_write_cut_short_leaves_the_rest(owner, setting):
 def test_a_full_owner_says_so():
     owner = OwnerProcess(connections_max=2)
     try:
-        descriptor = owner.publish(4096, 3)
+        descriptor = owner.publish(SIZE, 3)
         links = [greeted(descriptor) for _ in range(2)]
+        for link in links:  # at work, so that none makes room
+            link.send(request(descriptor, opcode=0x21) + columns(0, SIZE))
         with TransferEngine() as engine, pytest.raises(StoreError, match="2 data connections"):
             engine.open(descriptor, require="tcp")
         for link in links:

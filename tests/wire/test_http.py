@@ -1,12 +1,16 @@
 """The HTTP server against hostile bytes, stalling peers and too many of them."""
 
+import asyncio
 import socket
 import threading
 
 import pytest
 
-from tests.waiting import PATIENCE_S, until
+from tests.strangers import Crowd
+from tests.waiting import PATIENCE_S, long_before, until
 from transfer_engine.errors import ConfigError
+from transfer_engine.rpc import entrance, http
+from transfer_engine.rpc.entrance import PER_ADDRESS_MAX
 from transfer_engine.rpc.http import TEXT, HttpReply, HttpServer
 
 
@@ -102,16 +106,70 @@ def test_a_connection_carries_many_requests(server):
                 told += part
 
 
-def test_connections_beyond_the_bound_are_closed_at_once():
-    with Echo(connections_max=2, patience_s=PATIENCE_S) as server:
-        idle = [connect(server), connect(server)]
-        until(lambda: len(server._tasks) == 2)
-        with connect(server) as late:
-            assert late.recv(1) == b""
-        for sock in idle:
-            sock.close()
-        until(lambda: not server._tasks)
+def told(sock, end):
+    """Whether an answer comes that ends so."""
+    data = b""
+    while not data.endswith(end) and (part := sock.recv(1 << 16)):
+        data += part
+    return data.endswith(end)
+
+
+def crowd(server):
+    return Crowd(lambda: connect(server))
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: local"])
+def test_strangers_fill_no_place_that_others_need(sent, monkeypatch):
+    """More than there are places for: who comes last gets in, though none has left by itself."""
+    monkeypatch.setattr(http, "HANDSHAKE_S", PATIENCE_S)
+    with Echo(connections_max=2, patience_s=PATIENCE_S) as server, crowd(server) as strangers:
+        for _ in range(150):
+            strangers.come(sent)
         assert answers(server)
+        assert 0 < strangers.left() <= PER_ADDRESS_MAX
+
+
+def test_who_is_too_slow_with_a_first_request_is_dropped_however_patient_the_server(monkeypatch):
+    monkeypatch.setattr(http, "HANDSHAKE_S", 0.05)
+    with Echo(patience_s=PATIENCE_S) as server, crowd(server) as strangers:
+        strangers.come(b"GET / HTTP/1.1\r\n")
+        with long_before(PATIENCE_S):
+            until(lambda: not strangers.left())
+
+
+def test_who_has_nothing_asked_makes_room_and_who_is_answered_does_not(monkeypatch):
+    monkeypatch.setattr(entrance, "RESTS_S", 0.0)
+    begun, answer = threading.Event(), threading.Event()
+
+    class Slow(Echo):
+        async def answer(self, request):
+            if request.body == b"slow":
+                begun.set()
+                await asyncio.to_thread(answer.wait, PATIENCE_S)
+            return await super().answer(request)
+
+    def ask(sock, body):
+        sock.sendall(b"PUT / HTTP/1.1\r\nContent-Length: 4\r\n\r\n" + body)
+
+    with (
+        Slow(connections_max=2, patience_s=PATIENCE_S) as server,
+        connect(server) as busy,
+        connect(server) as idle,
+    ):
+        ask(busy, b"slow")
+        assert begun.wait(PATIENCE_S)
+        ask(idle, b"fast")
+        assert told(idle, b"fast")
+        assert answers(server)
+        while idle.recv(1 << 16):
+            pass
+        with connect(server) as other:
+            begun.clear()
+            ask(other, b"slow")
+            assert begun.wait(PATIENCE_S)
+            assert send(server, b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 503 ")
+            answer.set()
+            assert told(busy, b"slow")
 
 
 def test_a_server_closes_with_connections_open():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import socket
 import threading
 import tracemalloc
@@ -110,7 +111,8 @@ def test_open_requests_are_bounded_and_all_answered():
         assert 1 < peak <= 4
 
 
-def test_a_connection_too_many_is_told_so_and_room_is_reused():
+def test_a_connection_too_many_is_told_so_and_room_is_reused(monkeypatch):
+    monkeypatch.setattr("transfer_engine.rpc.entrance.RESTS_S", math.inf)  # none makes room
     with serving(limits=ServerLimits(connections_max=2)) as server:
         with connect(server), connect(server):
             with pytest.raises(UnavailableError, match="all its 2 connections"):

@@ -27,7 +27,7 @@ from transfer_engine.errors import (
 )
 from transfer_engine.rpc.address import Address, tune
 from transfer_engine.rpc.blocking import deadline_ms
-from transfer_engine.rpc.failures import locate, lost, overdue, unreachable
+from transfer_engine.rpc.failures import locate, lost, overdue, unreachable, unserved
 from transfer_engine.wire.faults import decode_error
 from transfer_engine.wire.frame import (
     ERROR,
@@ -200,7 +200,7 @@ class AsyncConnection(asyncio.Protocol):
             return type(failure)(
                 failure.what,
                 peer=self.peer,
-                operation=operation,
+                operation=failure.operation or operation,
                 elapsed_s=elapsed_s,
                 advice=failure.advice,
             )
@@ -386,11 +386,18 @@ class AsyncClient:
     async def call(self, operation: Operation[Any, Any], body: Buffer, *, timeout_s: float) -> Body:
         """Send a request and return the body of its reply, connecting included in `timeout_s`."""
         connection = self._connection
-        if connection is None or connection.closed:
+        while True:
             start = time.monotonic()
-            connection = await self.connected(timeout_s)
-            timeout_s -= time.monotonic() - start
-        return await connection.call(operation, body, timeout_s=timeout_s)
+            if connection is None or connection.closed:
+                connection = await self.connected(timeout_s)
+                timeout_s -= time.monotonic() - start
+                start = time.monotonic()
+            try:
+                return await connection.call(operation, body, timeout_s=timeout_s)
+            except UnavailableError as error:
+                if not unserved(error):
+                    raise
+                timeout_s -= time.monotonic() - start
 
     async def connected(self, timeout_s: float) -> AsyncConnection:
         """Return the connection, a new one if there is none or it was lost."""

@@ -213,11 +213,20 @@ class BlockingConnection:
             if sent != len(message):
                 self._send_rest(message, sent, start + timeout_s)
         except BaseException as error:
-            self._fail(error, operation.name, start, timeout_s)
+            self._fail(self._parting(error), operation.name, start, timeout_s)
             raise
         self._waiting[request_id] = opcode
         self._awaited = length <= AWAITED_BYTES_MAX
         return request_id
+
+    def _parting(self, error: BaseException) -> BaseException:
+        """Return why the peer had hung up, where it had and said why, else the error itself."""
+        if isinstance(error, ConnectionError) and not self._waiting:
+            with contextlib.suppress(OSError, StoreError):
+                for frame in self._decoder.feed(self._view[: self._sender.recv_into(self._buffer)]):
+                    if frame.request_id == 0 and frame.flags & ERROR:
+                        return decode_error(frame.body)
+        return error
 
     def _unsendable(
         self, operation: Operation[Any, Any], length: int, timeout_s: float
@@ -341,10 +350,10 @@ class BlockingConnection:
         self.close()
         elapsed_s = time.monotonic() - start
         if isinstance(error, StoreError):
-            locate(error, self.peer, operation, elapsed_s)
-        elif isinstance(error, TimeoutError):
+            raise locate(error, self.peer, operation, elapsed_s)
+        if isinstance(error, TimeoutError):
             raise overdue(self.peer, operation, timeout_s, elapsed_s) from None
-        elif isinstance(error, OSError):
+        if isinstance(error, OSError):
             raise lost(self.peer, operation, elapsed_s, error) from error
 
     def stale(self) -> bool:

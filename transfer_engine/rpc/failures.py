@@ -18,7 +18,7 @@ from transfer_engine.errors import (
 if TYPE_CHECKING:
     from transfer_engine.rpc.address import Address
 
-__all__ = ["locate", "lost", "overdue", "unreachable"]
+__all__ = ["gave_way", "locate", "lost", "overdue", "unreachable", "unserved"]
 
 
 def locate(error: StoreError, peer: str, operation: str, elapsed_s: float | None) -> StoreError:
@@ -47,6 +47,20 @@ def unreachable(where: Address, elapsed_s: float, error: OSError, *, accepted: b
     return UnavailableError(
         what, peer=str(where), operation="connect", elapsed_s=elapsed_s, advice=advice
     )
+
+
+def gave_way() -> StoreError:
+    """What a server says to an idle session that makes room: nothing sent after it was read."""
+    return UnavailableError(
+        "the connection was idle, and made room for another",
+        operation="connect",
+        advice="connect anew",
+    )
+
+
+def unserved(error: StoreError) -> bool:
+    """Whether a request failed because its connection had made room: no part of it was served."""
+    return type(error) is UnavailableError and error.operation == "connect"
 
 
 def overdue(peer: str, operation: str, timeout_s: float, elapsed_s: float) -> StoreError:

@@ -8,7 +8,9 @@
 
 Bytes from the network are believed only within limits: head, body, connections, seconds; a request
 that breaks one costs its connection. Bodies come with their length. A connection carries many
-requests, one after the other. A server on loopback answers only those who call it by a name of
+requests, one after the other. Who has yet to send the head of a first one is a stranger
+(`entrance`); afterwards who waits with nothing asked makes room for others where all connections
+are in use. A server on loopback answers only those who call it by a name of
 loopback: a page whose own name was made to lead there does not.
 
 An asyncio server of its own rather than `http.server`: that reads up to 6 MB of headers a
@@ -22,15 +24,20 @@ import asyncio
 import logging
 import re
 import threading
+import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from http import HTTPStatus
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from transfer_engine.errors import ConfigError, InvalidArgumentError
+from transfer_engine.errors import InvalidArgumentError
+from transfer_engine.rpc.accepting import Acceptor, listen
 from transfer_engine.rpc.address import Address, is_loopback
+from transfer_engine.rpc.entrance import HANDSHAKE_S, Entrance
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import AsyncIterator
     from types import TracebackType
 
@@ -63,6 +70,22 @@ class HttpReply(NamedTuple):
     kind: str
 
 
+class _Caller:
+    """Who is connected; `since` when it has nothing asked, None while it is answered."""
+
+    __slots__ = ("peer", "since", "stranger", "task")
+
+    def __init__(self, task: asyncio.Task[None], peer: str) -> None:
+        self.task = task
+        self.peer = peer
+        self.stranger = True
+        self.since: float | None = None
+
+    @property
+    def idle_s(self) -> float:
+        return -1.0 if self.since is None else time.monotonic() - self.since
+
+
 class HttpServer(ABC):
     """Answers requests until it is closed. `address` is "host:port"."""
 
@@ -77,24 +100,19 @@ class HttpServer(ABC):
         body_bytes_max: int = 64 << 10,
         name: str = "mooncake-http",
     ) -> None:
-        self._connections_max = connections_max
+        self._entrance = Entrance[_Caller](
+            name, idle_s=attrgetter("idle_s"), sessions_max=connections_max, log=_log
+        )
+        self._name = name
         self._patience_s = patience_s
         self._head_bytes_max = head_bytes_max
         self._body_bytes_max = body_bytes_max
         self._is_local = is_loopback(host)
         self._tasks: set[asyncio.Task[None]] = set()
+        listener = listen(host, port)
         self._loop = asyncio.new_event_loop()
-        try:
-            self._server = self._loop.run_until_complete(
-                asyncio.start_server(self._connected, host, port, limit=head_bytes_max)
-            )
-        except OSError as error:
-            self._loop.close()
-            raise ConfigError(
-                f"cannot listen on {Address(host, port)}: {error.strerror}",
-                advice="choose another port",
-            ) from error
-        self.address = str(Address(*self._server.sockets[0].getsockname()[:2]))
+        self._acceptor = self._loop.run_until_complete(self._begin(listener))
+        self.address = str(Address(*listener.getsockname()[:2]))
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -105,13 +123,22 @@ class HttpServer(ABC):
     async def ended(self) -> None:  # noqa: B027 - most have nothing to let go of
         """Let go of what belongs to the loop; no request follows."""
 
+    async def _begin(self, listener: socket.socket) -> Acceptor:
+        def protocol() -> asyncio.Protocol:
+            reader = asyncio.StreamReader(self._head_bytes_max, self._loop)
+            return asyncio.StreamReaderProtocol(reader, self._connected, self._loop)
+
+        return Acceptor(
+            listener, self._name, protocol, lambda: self._give_way(self._entrance.relieve())
+        )
+
     def _run(self) -> None:
         self._loop.run_forever()
         self._loop.run_until_complete(self._end())
         self._loop.close()
 
     async def _end(self) -> None:
-        self._server.close()
+        self._acceptor.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -119,34 +146,55 @@ class HttpServer(ABC):
         await self.ended()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
+        task, peer = asyncio.current_task(), writer.get_extra_info("peername")
         assert task is not None
+        if peer is None:  # it left before it was met
+            writer.close()
+            return
+        caller = _Caller(task, f"{peer[0]}:{peer[1]}")
         self._tasks.add(task)
         try:
-            if len(self._tasks) <= self._connections_max:
-                while await self._serve(reader, writer):
-                    pass
+            self._give_way(self._entrance.arrive(caller, peer[0]))
+            while await self._serve(reader, writer, caller):
+                caller.since = time.monotonic()
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass  # it left, or held us up: its connection ends, which is all there is to do
         except asyncio.CancelledError:
-            # Asked for by `close`; the task ends as if its peer had left.
+            # Asked for by `close` or for a newcomer; the task ends as if its peer had left.
             pass
         except Exception:
             _log.exception("an answer broke off")
         finally:
             self._tasks.discard(task)
+            self._entrance.leave(caller)
             writer.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    def _give_way(self, first: _Caller | None) -> None:
+        """End whoever has to go for a newcomer."""
+        if first is not None:
+            if first.stranger:
+                self._tell(first, "crowded", "too many others came before its request")
+            first.task.cancel()
+
+    def _tell(self, caller: _Caller, kind: str, what: str) -> None:
+        self._entrance.tell(kind, f"{caller.peer}: {what}")
+
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, caller: _Caller
+    ) -> bool:
         """Answer one request; whether another may follow."""
         async with asyncio.timeout(self._patience_s):
             try:
-                request = await self._receive(reader)
+                request = await self._receive(reader, caller)
             except InvalidArgumentError as error:
                 # What follows on this connection may not be a request, so it ends.
                 reply, is_last = HttpReply(400, str(error).encode(errors="replace"), TEXT), True
             else:
-                reply, is_last = await self._answered(request), request.is_last
+                caller.since = None
+                if request is None:
+                    reply, is_last = HttpReply(503, b"all connections are in use", TEXT), True
+                else:
+                    reply, is_last = await self._answered(request), request.is_last
             writer.write(_head(reply, is_last))
             if isinstance(reply.body, bytes):
                 writer.write(reply.body)
@@ -154,6 +202,18 @@ class HttpServer(ABC):
         if not isinstance(reply.body, bytes):
             await self._send_pieces(reply.body, writer)
         return not is_last
+
+    def _admitted(self, caller: _Caller) -> bool:
+        """Whether there is a place for who was a stranger so far."""
+        if caller.stranger:
+            admitted, idle = self._entrance.admit(caller)
+            self._give_way(idle)
+            if not admitted:
+                most = self._entrance.sessions_max
+                self._tell(caller, "full", f"all {most} connections are at work")
+                return False
+            caller.stranger, caller.since = False, time.monotonic()
+        return True
 
     async def _answered(self, request: HttpRequest) -> HttpReply:
         try:
@@ -174,10 +234,14 @@ class HttpServer(ABC):
             if not piece:
                 return
 
-    async def _receive(self, reader: asyncio.StreamReader) -> HttpRequest:
-        """Read one request within the limits; raises InvalidArgumentError for anything else."""
+    async def _receive(self, reader: asyncio.StreamReader, caller: _Caller) -> HttpRequest | None:
+        """Read one request within the limits; raises InvalidArgumentError for anything else.
+
+        None where there is no place for who sends it.
+        """
         try:
-            head = await reader.readuntil(b"\r\n\r\n")
+            async with asyncio.timeout(HANDSHAKE_S if caller.stranger else None):
+                head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
             raise InvalidArgumentError(f"the head exceeds {self._head_bytes_max} bytes") from None
         lines = head.decode("latin-1").split("\r\n")
@@ -200,6 +264,8 @@ class HttpServer(ABC):
         if int(length) > self._body_bytes_max:
             raise InvalidArgumentError(f"the body exceeds {self._body_bytes_max} bytes")
         wish = headers.get("connection", "").lower()
+        if not self._admitted(caller):
+            return None
         is_last = wish == "close" or (words[2] == "HTTP/1.0" and wish != "keep-alive")
         body = await reader.readexactly(int(length))
         return HttpRequest(words[0], words[1], headers, body, is_last)

@@ -7,6 +7,7 @@ The connection used last is used next, so few stay open. Taking one costs a dequ
 (one `append` or `pop` of a deque is atomic); the lock is for opening a connection and for waiting
 when all are in use. A connection that idled for a second is asked, without waiting, whether its
 peer is still there, and after a lost peer all idle ones are dropped: the next call reconnects.
+Where the peer ended a connection to make room for others, the call goes over a new one.
 Those that a burst of threads opened and nobody has used for ten seconds are closed, one with each
 connection that is given back; there is no thread, so a pool that rests keeps what it has.
 
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from transfer_engine.errors import PeerLostError, TransferTimeoutError, UnavailableError
 from transfer_engine.rpc.address import Address
 from transfer_engine.rpc.blocking import BlockingConnection
+from transfer_engine.rpc.failures import unserved
 
 if TYPE_CHECKING:
     from transfer_engine.wire.frame import Body, Buffer
@@ -79,17 +81,23 @@ class BlockingPool:
         `timeout_s` covers it all: waiting for a connection, opening one, the round trip.
         """
         start = time.monotonic()
-        connection = self.acquire(timeout_s=timeout_s)
-        spent_s = time.monotonic() - start
-        try:
-            # Only a wait is worth a new timeout, which costs the connection a system call.
-            left_s = timeout_s if spent_s < 0.01 * timeout_s else timeout_s - spent_s
-            return connection.call(operation, body, timeout_s=left_s)
-        except PeerLostError:
-            self._drop_idle(self._state)  # they lead to the same peer
-            raise
-        finally:
-            self.release(connection)
+        while True:
+            connection = self.acquire(timeout_s=timeout_s)
+            spent_s = time.monotonic() - start
+            try:
+                # Only a wait is worth a new timeout, which costs the connection a system call.
+                left_s = timeout_s if spent_s < 0.01 * timeout_s else timeout_s - spent_s
+                return connection.call(operation, body, timeout_s=left_s)
+            except PeerLostError:
+                self._drop_idle(self._state)  # they lead to the same peer
+                raise
+            except UnavailableError as error:
+                if not unserved(error):
+                    raise
+                timeout_s -= time.monotonic() - start
+            finally:
+                self.release(connection)
+            start = time.monotonic()
 
     def acquire(self, *, timeout_s: float) -> BlockingConnection:
         """Take a connection out of the pool; `release` must follow."""

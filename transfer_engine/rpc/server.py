@@ -15,13 +15,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import socket
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from transfer_engine.errors import ConfigError
 from transfer_engine.rpc.address import Address, check_private
+from transfer_engine.rpc.entrance import STALL_S, Entrance
 from transfer_engine.rpc.serving import WRITE_BYTES, Connection, Handler, ServerLimits, Service
 from transfer_engine.rpc.spinning import LoopSpin
+from transfer_engine.rpc.unfinished import SWEEP_S, Unfinished
 from transfer_engine.wire.frame import VERSIONS, VersionRange
 from transfer_engine.wire.handshake import Identity
 
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
     from transfer_engine.wire.registry import Registry
 
 __all__ = ["Server", "bound", "run"]
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -60,6 +66,12 @@ class Server:
     ) -> None:
         limits = limits or ServerLimits()
         self.loop = asyncio.get_running_loop()
+        self._entrance = Entrance[Connection](
+            f"the {registry.service} port",
+            idle_s=attrgetter("idle_s"),
+            sessions_max=limits.connections_max,
+            log=log,
+        )
         self._service = Service(
             registry,
             handle,
@@ -69,11 +81,13 @@ class Server:
             secret,
             versions,
             LoopSpin(self.loop) if limits.awake_bytes_max else None,
-            self._admit,
+            self._entrance,
+            Unfinished(limits.unfinished_bytes_max),
+            self._meet,
             self._forget,
         )
         self._listeners: list[asyncio.AbstractServer] = []
-        self._refused = 0  # of the connections: told why, and about to close
+        self._sweeping: asyncio.TimerHandle | None = None
         self._connections: set[Connection] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -81,7 +95,7 @@ class Server:
     @property
     def connections(self) -> int:
         """How many peers are connected."""
-        return len(self._connections) - self._refused
+        return self._entrance.guests
 
     async def listen(self, host: str, port: int, *, insecure: bool = False) -> Address:
         """Listen on TCP and return the address, with the port the system chose for 0.
@@ -118,6 +132,9 @@ class Server:
             for connection in list(self._connections):
                 connection.abort()
             await self._empty.wait()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
 
     async def __aenter__(self) -> Server:
         return self
@@ -125,19 +142,26 @@ class Server:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    def _admit(self, connection: Connection) -> bool:
+    def _meet(self, connection: Connection) -> None:
         self._connections.add(connection)
         self._empty.clear()
-        if self.connections <= self._service.limits.connections_max:
-            return True
-        self._refused += 1
-        return False
+        if self._sweeping is None:
+            self._sweeping = self.loop.call_later(SWEEP_S, self._sweep)
 
     def _forget(self, connection: Connection) -> None:
         self._connections.discard(connection)
-        self._refused -= not connection.admitted
+        self._entrance.leave(connection)
+        self._service.unfinished.forget(connection)
         if not self._connections:
             self._empty.set()
+
+    def _sweep(self) -> None:
+        """Drop whose frames do not go on; look again while anybody is there."""
+        for connection in self._service.unfinished.stalled(self._connections):
+            connection.drop(f"its request did not go on for {STALL_S:g} s")
+        self._sweeping = None
+        if self._connections:
+            self._sweeping = self.loop.call_later(SWEEP_S, self._sweep)
 
 
 def bound(host: str, port: int, *, secret: bytes | None, insecure: bool) -> list[socket.socket]:

@@ -34,6 +34,8 @@ from transfer_engine.errors import (
     UnavailableError,
 )
 from transfer_engine.rpc.address import tune
+from transfer_engine.rpc.entrance import HANDSHAKE_S, tcp_idle_s
+from transfer_engine.rpc.failures import gave_way
 from transfer_engine.wire.faults import encode_error
 from transfer_engine.wire.frame import (
     ERROR,
@@ -55,7 +57,9 @@ from transfer_engine.wire.handshake import (
 )
 
 if TYPE_CHECKING:
+    from transfer_engine.rpc.entrance import Entrance
     from transfer_engine.rpc.spinning import LoopSpin
+    from transfer_engine.rpc.unfinished import Unfinished
     from transfer_engine.wire.registry import Registry
 
 __all__ = ["WRITE_BYTES", "Connection", "Handler", "Reply", "ServerLimits", "Service"]
@@ -76,9 +80,12 @@ class ServerLimits:
     """What a server grants its peers, all together and one by one."""
 
     connections_max: int = 1024
-    handshake_s: float = 5.0
+    """Sessions; strangers have places of their own."""
+    handshake_s: float = HANDSHAKE_S
     in_flight_max: int = 256
     write_bytes_max: int = 1 << 18
+    unfinished_bytes_max: int = 256 << 20
+    """Of frames that began and have not ended, all together."""
     awake_bytes_max: int = 0
     """Stay awake for a moment after a request of at most this length; 0 sleeps at once.
 
@@ -102,8 +109,10 @@ class Service:
     secret: bytes | None
     versions: VersionRange
     spin: LoopSpin | None
-    admit: Callable[[Connection], bool]
-    """Count a connection in; False when there are too many to serve it."""
+    entrance: Entrance[Connection]
+    unfinished: Unfinished[Connection]
+    meet: Callable[[Connection], None]
+    """Count a connection in."""
     forget: Callable[[Connection], None]
     """Count a connection out."""
 
@@ -118,7 +127,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, service: Service) -> None:
         self.peer = "?"
         self.context: Any = None
-        self.admitted = False
+        self._socket: Any = None
         self._session: Session | None = None
         self._service = service
         self._loop = asyncio.get_running_loop()
@@ -133,6 +142,7 @@ class Connection(asyncio.Protocol):
         self._decoder = FrameDecoder(HANDSHAKE_LIMITS, replies=False, versions=versions)
         self._version = versions.newest
         self._callbacks: list[Callable[[], None]] = []
+        self._stays = False
         self._resumed: list[Callable[[], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._backlog: list[Frame] = []
@@ -148,9 +158,24 @@ class Connection(asyncio.Protocol):
         assert self._session is not None
         return self._session
 
-    def on_close(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once this connection is gone, for whatever reason."""
+    def on_close(self, callback: Callable[[], None], *, stays: bool = True) -> None:
+        """Call `callback` once this connection is gone, for whatever reason.
+
+        Unless it `stays`, it may be ended while it is idle, to make room for another.
+        """
         self._callbacks.append(callback)
+        self._stays = self._stays or stays
+
+    @property
+    def idle_s(self) -> float:
+        """For how long nothing was asked or told here; below 0 where a request is under way."""
+        under_way = self._tasks or self._backlog or self._resumed or self._write_paused
+        return -1.0 if self._stays or under_way or self._closing else tcp_idle_s(self._socket)
+
+    @property
+    def beginning(self) -> bytearray:
+        """What there is of a frame that has not ended."""
+        return self._decoder.beginning
 
     @property
     def writable(self) -> bool:
@@ -171,7 +196,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take over an accepted socket."""
         self._transport = cast("asyncio.Transport", transport)
-        self.admitted = self._service.admit(self)
+        self._service.meet(self)
         try:
             self._transport.set_write_buffer_limits(high=self._limits.write_bytes_max)
             self._identify(transport.get_extra_info("socket"), transport.get_extra_info("peername"))
@@ -179,18 +204,11 @@ class Connection(asyncio.Protocol):
             self._closing = True
             self._transport.abort()
             return
-        if not self.admitted:
-            maximum = self._limits.connections_max
-            self._hang_up(
-                refusal(
-                    UnavailableError(
-                        f"the server has all its {maximum} connections in use",
-                        advice="close idle clients, or raise connections_max",
-                    )
-                )
-            )
-            return
         self._timer = self._loop.call_later(self._limits.handshake_s, self._handshake_overdue)
+        host = self.peer.rpartition(":")[0]
+        first = self._service.entrance.arrive(self, host)
+        if first is not None:
+            first.give_way()
 
     def data_received(self, data: bytes) -> None:
         """Answer the requests that are complete."""
@@ -231,6 +249,7 @@ class Connection(asyncio.Protocol):
         for task in self._tasks:
             task.cancel()
         self._service.forget(self)
+        self._socket = None
         for callback in self._callbacks:
             try:
                 callback()
@@ -248,6 +267,7 @@ class Connection(asyncio.Protocol):
         if peername is None:
             raise ConnectionResetError("it has no address any more")
         self.peer = f"{peername[0]}:{peername[1]}"
+        self._socket = sock
 
     def _shake(self, frames: list[Frame]) -> None:
         for frame in frames:
@@ -256,8 +276,10 @@ class Connection(asyncio.Protocol):
                 return
             answer = self._handshake.receive(frame)
             if self._handshake.failure is not None:
-                log.info("refused %s: %s", self.peer, self._handshake.failure)
+                self._tell("refused", str(self._handshake.failure))
                 self._hang_up(answer)
+                return
+            if not self._has_place():
                 return
             self._transport.write(answer)
         if self._handshake.session is not None:
@@ -271,8 +293,32 @@ class Connection(asyncio.Protocol):
             if self._timer is not None:
                 self._timer.cancel()
 
+    def _has_place(self) -> bool:
+        """Whether there is a place for what may be a session by now; who has none is told so."""
+        if self._handshake.session is None:
+            return True
+        entrance = self._service.entrance
+        admitted, idle = entrance.admit(self)
+        if idle is not None:
+            idle.give_way()
+        if not admitted:
+            entrance.leave(self)
+            self._hang_up(
+                refusal(
+                    UnavailableError(
+                        f"the server has all its {entrance.sessions_max} connections in use",
+                        advice="close idle clients, or raise connections_max",
+                    )
+                )
+            )
+            self._tell("full", f"all {entrance.sessions_max} connections are at work")
+        return admitted
+
+    def _tell(self, kind: str, what: str) -> None:
+        self._service.entrance.tell(kind, f"{self.peer}: {what}")
+
     def _handshake_overdue(self) -> None:
-        log.info("%s did not finish the handshake in %g s", self.peer, self._limits.handshake_s)
+        self._tell("silent", f"the handshake was not finished in {self._limits.handshake_s:g} s")
         self._hang_up(refusal(TransferTimeoutError("the handshake was not finished in time")))
 
     # Requests.
@@ -319,10 +365,18 @@ class Connection(asyncio.Protocol):
                 if self._blocked or self._closing:
                     self._stop_reading(frames[position:])
                     return
-        if out and not self._transport.is_closing():
-            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+        if out:
+            if not self._transport.is_closing():
+                self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+        elif not frames:
+            self._grew()
         if self._blocked:
             self._stop_reading([])
+
+    def _grew(self) -> None:
+        """Count what a frame has grown by that has not ended."""
+        for each in self._service.unfinished.grew(self):
+            each.drop("of all unfinished requests, too large together, it had most")
 
     def _reply_slowly(self, frame: Frame, reply: Any) -> None:
         """Send a long body without copying it, or start the task that will make one."""
@@ -417,7 +471,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _violated(self, error: RemoteProtocolError) -> None:
-        log.info("%s broke the protocol: %s", self.peer, error)
+        self._tell("broken", f"it broke the protocol: {error}")
         if self._session is None:
             self._hang_up(refusal(error, self._version))
         else:
@@ -438,6 +492,26 @@ class Connection(asyncio.Protocol):
             self._write(last_words)
         self._transport.close()
         self._timer = self._loop.call_later(_LINGER_S, self._transport.abort)
+
+    def give_way(self) -> None:
+        """End, to make room for another: a session that is idle, or a stranger."""
+        if self._session is None:
+            self._tell("crowded", "too many others came before it had finished its handshake")
+            self._hang_up(
+                refusal(UnavailableError("too many others came before this handshake was finished"))
+            )
+        else:
+            self._hang_up(
+                encode_frame(
+                    REFUSED, encode_error(gave_way()), flags=REPLY | ERROR, version=self._version
+                )
+            )
+
+    def drop(self, why: str) -> None:
+        """End at once: the peer asks for more than it gets."""
+        self._tell("dropped", why)
+        self._closing = True
+        self._transport.abort()
 
     def drain(self) -> None:
         """Read no more, answer what was read, then close."""

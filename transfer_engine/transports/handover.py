@@ -2,7 +2,8 @@
 
 One fixed-size message per datagram on a Unix SOCK_SEQPACKET socket; a granted request carries
 the file descriptor beside it (SCM_RIGHTS). The connection then stays open and silent: its end
-tells each side that the other died, and WITHDRAWN that a segment is served no more.
+tells each side that the other died, and WITHDRAWN that a segment is served no more. PARTED comes
+before an end that means less: it was idle and makes room, and who needs another one connects anew.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ __all__ = [
     "GRANTED",
     "MAP",
     "MESSAGE_BYTES",
+    "PARTED",
     "REFUSED",
     "WITHDRAWN",
     "Message",
@@ -26,7 +28,7 @@ __all__ = [
     "socket_address",
 ]
 
-MAP, GRANTED, REFUSED, WITHDRAWN = 1, 2, 3, 4
+MAP, GRANTED, REFUSED, WITHDRAWN, PARTED = 1, 2, 3, 4, 5
 
 _LAYOUT = struct.Struct("<4sBBBxi4x16s16sQ")
 _MAGIC = b"MCSM"
@@ -58,7 +60,7 @@ class Message(NamedTuple):
         if len(data) != MESSAGE_BYTES:
             raise RemoteProtocolError(f"{peer} sent {len(data)} bytes, not a message", peer=peer)
         magic, version, kind, writable, code, uuid, instance, size = _LAYOUT.unpack(data)
-        if magic != _MAGIC or not MAP <= kind <= WITHDRAWN:
+        if magic != _MAGIC or not MAP <= kind <= PARTED:
             raise RemoteProtocolError(f"{peer} sent {data[:8]!r}, not a message", peer=peer)
         if version != _VERSION:
             raise RemoteProtocolError(

@@ -3,8 +3,8 @@
 Opening asks the owner, over its Unix socket, for the descriptor of the segment; what becomes of
 it (`shm` maps it, `file` reads and writes it) derived transports say. The connection stays open
 and is looked at before each batch (0.3 us): it says that the owner died, or withdrew the segment.
-There is no thread: what an owner lent that is gone is let go of when it is next used, or another
-owner is met.
+One that had to make room is opened anew when it is next needed. There is no thread: what an owner
+lent that is gone is let go of when it is next used, or another owner is met.
 
 The owner is asked once, not per batch. Who must be kept from writing is handed a descriptor
 opened read-only; who may write can write anywhere in the segment.
@@ -18,6 +18,7 @@ import abc
 import os
 import select
 import socket
+import struct
 import threading
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -45,6 +46,7 @@ from transfer_engine.transports.handover import (
     GRANTED,
     MAP,
     MESSAGE_BYTES,
+    PARTED,
     WITHDRAWN,
     Message,
     check_uid,
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
     from transfer_engine.base import Batch, Operation, SegmentDescriptor
 
 __all__ = ["LendingTransport", "LentSegment"]
+
+_TIMEVAL = struct.Struct("@ll")
 
 
 class Lent(Protocol):
@@ -79,15 +83,20 @@ class _Peer(Generic[Resource]):
         self.lock = threading.Lock()
         self.lost = ""
         self.segments: dict[bytes, LentSegment[Resource]] = {}
+        # What the connection before this one had lent when it parted, until it is asked for again.
+        self.parted: dict[bytes, LentSegment[Resource]] = {}
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._epoll = select.epoll()
         self._address = socket_address(descriptor.unix_address)
 
     def connect(self, deadline: float) -> None:
-        self._sock.settimeout(remaining_s(deadline, "open", self.name))
+        # A socket with a timeout of Python's own is turned away where others wait to be accepted.
+        whole, part = divmod(remaining_s(deadline, "open", self.name), 1)
+        patience = _TIMEVAL.pack(int(whole), max(1, int(part * 1e6)))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         try:
             self._sock.connect(self._address)
-        except TimeoutError as error:
+        except BlockingIOError as error:
             raise TransferTimeoutError(
                 "the owner does not accept connections", peer=self.name, operation="open"
             ) from error
@@ -110,6 +119,8 @@ class _Peer(Generic[Resource]):
                 self._sock.settimeout(remaining_s(deadline, "open", self.name))
                 data, fds, _, _ = socket.recv_fds(self._sock, MESSAGE_BYTES + 1, 4)
                 message = self._understand(data, fds)
+                if message.kind == PARTED:
+                    raise self.error("open")
                 if message.kind != WITHDRAWN:
                     return message, fds[0]
         except StoreError:  # some of them are OSErrors as well
@@ -120,7 +131,9 @@ class _Peer(Generic[Resource]):
                 "the owner did not answer before the deadline", peer=self.name, operation="open"
             ) from error
         except OSError as error:
-            self.disconnect(error.strerror or "the connection failed")
+            self._hear()  # it may have parted before it could be asked
+            if self.lost != _PARTED:
+                self.disconnect(error.strerror or "the connection failed")
             raise self.error("open") from error
 
     def _understand(self, data: bytes, fds: list[int]) -> Message:
@@ -137,7 +150,9 @@ class _Peer(Generic[Resource]):
             if message.kind == NOT_GRANTED:
                 here = f"from process {os.getpid()} of user {os.geteuid()}"
                 raise error_of(message.code, operation="open", peer=f"{self.name}, {here}")
-            if message.kind == WITHDRAWN:
+            if message.kind == PARTED:
+                self.leave(_PARTED)
+            elif message.kind == WITHDRAWN:
                 self._withdraw(message.uuid)
             elif message.kind != GRANTED or len(fds) != 1:
                 raise RemoteProtocolError(f"{self.name} sent kind {message.kind}", peer=self.name)
@@ -286,7 +301,12 @@ class LendingTransport(Transport, Generic[Resource]):
                     continue
                 segment = peer.segments.get(descriptor.uuid)
                 if segment is None:
-                    segment = self._ask(peer, descriptor, deadline)
+                    try:
+                        segment = self._ask(peer, descriptor, deadline)
+                    except PeerLostError:
+                        if peer.lost == _PARTED:
+                            continue
+                        raise
                 segment.users += 1
                 return segment
 
@@ -302,7 +322,11 @@ class LendingTransport(Transport, Generic[Resource]):
             ) from error
         finally:
             os.close(fd)
-        segment = LentSegment(descriptor, peer, resource)
+        segment = peer.parted.pop(descriptor.uuid, None)
+        if segment is None:
+            segment = LentSegment(descriptor, peer, resource)
+        else:
+            segment.peer, segment.resource = peer, resource
         peer.segments[descriptor.uuid] = segment
         return segment
 
@@ -331,6 +355,8 @@ class LendingTransport(Transport, Generic[Resource]):
             if self._closed:  # while a probe or a slice was under way
                 peer.disconnect("the transport was closed")
                 raise PeerLostError("the transport was closed", peer=str(descriptor))
+            if current is not None and current.lost == _PARTED:
+                peer.parted = current.parted | current.segments
             self._peers = {k: known for k, known in self._peers.items() if not known.lost}
             self._peers[key] = peer
         return peer
@@ -344,17 +370,21 @@ class LendingTransport(Transport, Generic[Resource]):
         """
         target.peer.check()
         if target.peer.lost:
-            if target.peer.lost != _FORKED:
+            if target.peer.lost not in (_FORKED, _PARTED):
                 raise target.peer.error("map" if operation is None else operation.verb)
             self._reopen(target, deadline)
         return target.resource
 
     def _reopen(self, target: LentSegment[Resource], deadline: float) -> None:
-        """Give a forked child a connection and resource of its own."""
+        """Give a segment another connection and resource: in a forked child, or after parting."""
         try:
             fresh = self._borrow(target.descriptor, deadline)
         except NotFoundError:
             target.resource = None
+            return
+        if fresh is target:
+            with held(target.peer.lock, deadline, "open", target.name):
+                target.users -= 1  # it was not opened once more
             return
         target.peer, target.resource = fresh.peer, fresh.resource
         fresh.users += target.users - 1
@@ -394,3 +424,4 @@ class LendingTransport(Transport, Generic[Resource]):
 
 
 _FORKED = "this process was forked"
+_PARTED = "the connection was idle, and made room for another"

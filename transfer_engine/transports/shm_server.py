@@ -4,6 +4,10 @@ One thread for all connections: each carries a message per mapping and is silent
 kernel says who connects (SO_PEERCRED); other users are refused. Who may not write is given a
 descriptor that cannot be mapped writable. A withdrawn segment is announced to those who mapped
 it; what they mapped stays readable to them until they let go of it, as with any shared memory.
+
+Who has been granted nothing yet is a stranger (`rpc.entrance`): it has a few places and seconds.
+Where all connections are in use the one that was silent for longest is told to part, and comes back
+when it needs something.
 """
 
 from __future__ import annotations
@@ -14,17 +18,21 @@ import os
 import selectors
 import socket
 import threading
+import time
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from transfer_engine.base import REFUSED as REFUSED_STATUS
 from transfer_engine.base import UNKNOWN_SEGMENT, Operation
 from transfer_engine.errors import AuthError, ConfigError, RemoteProtocolError, StoreError
 from transfer_engine.lasting import LastingThread
+from transfer_engine.rpc.entrance import HANDSHAKE_S, Entrance
 from transfer_engine.transports.handover import (
     GRANTED,
     MAP,
     MESSAGE_BYTES,
+    PARTED,
     REFUSED,
     WITHDRAWN,
     Message,
@@ -41,6 +49,7 @@ __all__ = ["ShmServer"]
 
 _log = logging.getLogger(__name__)
 _JOIN_S = 1.0
+_BACKLOG = 1024
 
 
 @dataclass(eq=False)
@@ -49,6 +58,11 @@ class _Client:
     peer: str
     refused: bool
     mapped: set[bytes] = field(default_factory=set)
+    heard: float = field(default_factory=time.monotonic)
+
+    @property
+    def idle_s(self) -> float:
+        return time.monotonic() - self.heard
 
 
 class ShmServer:
@@ -57,7 +71,14 @@ class ShmServer:
     def __init__(self, owner: Owner, address: str, *, connections_max: int) -> None:
         self._owner = owner
         self.address = address
-        self._connections_max = connections_max
+        self._entrance = Entrance[_Client](
+            f"the unix socket {address}",
+            idle_s=attrgetter("idle_s"),
+            sessions_max=connections_max,
+            log=_log,
+            rests_s=0.0,  # who has mapped something needs no connection to use it
+        )
+        self._strangers: dict[_Client, None] = {}  # who came first is overdue first
         self._lock = threading.Lock()
         self._clients: set[_Client] = set()
         self._closing = False
@@ -72,7 +93,7 @@ class ShmServer:
             ) from error
         if not address.startswith("@"):
             os.chmod(address, 0o600)
-        self._listener.listen(64)
+        self._listener.listen(_BACKLOG)
         self._listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -84,42 +105,75 @@ class ShmServer:
     def _round(self) -> None:
         """Hear everybody who has something to say, then accept who waits."""
         waiting = False
-        for key, _ in self._selector.select():
+        for key, _ in self._selector.select(self._patience_s()):
             if key.fileobj is self._listener:
                 waiting = True
-            elif key.data is not None:
+            elif key.data in self._clients:  # none before it had to make it go
                 self._hear(key.data)
         if waiting and not self._closing:
             self._accept()
+        while self._patience_s() == 0.0:
+            self._turn_away(next(iter(self._strangers)), "silent", "it asked for nothing in time")
+
+    def _patience_s(self) -> float | None:
+        first = next(iter(self._strangers), None)
+        return None if first is None else max(0.0, first.heard + HANDSHAKE_S - time.monotonic())
 
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
         except (BlockingIOError, ConnectionError):
             return  # it waits no more
+        except OSError:  # there are no descriptors
+            self._give_way(self._entrance.relieve())
+            raise
         try:
-            self._admit(sock)
+            self._meet(sock)
         except BaseException:
             sock.close()
             raise
 
-    def _admit(self, sock: socket.socket) -> None:
+    def _meet(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         pid, uid = peer_credentials(sock)
-        peer = f"uid {uid} pid {pid}"
-        if len(self._clients) >= self._connections_max:
-            _log.warning("refused %s: %d shared-memory clients", peer, self._connections_max)
-            sock.close()
-            return
-        client = _Client(sock, peer, refused=False)
+        client = _Client(sock, f"uid {uid} pid {pid}", refused=False)
         try:
-            check_uid(uid, peer)
+            check_uid(uid, client.peer)
         except AuthError as error:
-            _log.warning("refused a shared-memory client: %s", error)
+            self._entrance.tell("refused", error.what)
             client.refused = True  # it learns so when it asks: a closed socket would not say why
         self._selector.register(sock, selectors.EVENT_READ, client)
         with self._lock:
             self._clients.add(client)
+        self._strangers[client] = None
+        self._give_way(self._entrance.arrive(client, f"uid {uid}"))
+
+    def _give_way(self, first: _Client | None) -> None:
+        """End whoever has to go for a newcomer."""
+        if first is None:
+            return
+        if first in self._strangers:
+            too_late = "too many others came before it asked for something"
+            self._entrance.tell("crowded", f"{first.peer}: {too_late}")
+        with contextlib.suppress(OSError):  # it does not read: the end of the connection tells it
+            self._send(first, Message(PARTED))
+        self._drop(first)
+
+    def _turn_away(self, client: _Client, kind: str, why: str) -> None:
+        self._entrance.tell(kind, f"{client.peer}: {why}")
+        self._drop(client)
+
+    def _admitted(self, client: _Client) -> bool:
+        """Whether there is a place for who was a stranger so far; who has none is gone."""
+        if client not in self._strangers:
+            return True
+        admitted, idle = self._entrance.admit(client)
+        self._give_way(idle)
+        if admitted:
+            del self._strangers[client]
+        else:
+            self._turn_away(client, "full", f"{self._entrance.sessions_max} clients are at work")
+        return admitted
 
     def _hear(self, client: _Client) -> None:
         try:
@@ -134,8 +188,7 @@ class ShmServer:
         except BlockingIOError:
             return
         except (OSError, StoreError) as error:
-            _log.warning("dropped a shared-memory client: %s", error)
-            self._drop(client)
+            self._turn_away(client, "broken", str(error))
         except BaseException:
             self._drop(client)
             raise
@@ -146,6 +199,9 @@ class ShmServer:
             self._send(client, Message(REFUSED, code=REFUSED_STATUS, uuid=uuid))
             self._drop(client)
             return
+        if not self._admitted(client):
+            return
+        client.heard = time.monotonic()
         with self._lock:  # a withdrawal now either hides the segment or is announced afterwards
             segment = self._owner.find(uuid)
             if segment is not None:
@@ -179,6 +235,8 @@ class ShmServer:
     def _drop(self, client: _Client) -> None:
         with self._lock:
             self._clients.discard(client)
+        self._strangers.pop(client, None)
+        self._entrance.leave(client)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(client.sock)
         client.sock.close()

@@ -34,6 +34,7 @@ import numpy as np
 from transfer_engine.errors import PeerLostError, RemoteProtocolError, TransferTimeoutError
 from transfer_engine.kernels import moving, serving, stream, xxh3
 from transfer_engine.rpc.address import tune
+from transfer_engine.rpc.entrance import GROWTH_BYTES, tcp_bytes
 from transfer_engine.rpc.spinning import SPIN_NS
 from transfer_engine.wire.frame import HEADER_BYTES, MAGIC, VERSION, VERSIONS, FrameDecoder
 from transfer_engine.wire.frame import REPLY as REPLY_FLAG
@@ -126,13 +127,14 @@ class Link:
     """One data connection: a blocking socket, its deadline, and the iovecs of its batches.
 
     Used by one thread at a time; only `abort` may be called from another. Once `patience_s` is
-    set the deadline moves on with every byte (a server waits for progress); until then it stands.
+    set the deadline moves on with every `GROWTH_BYTES` (a server waits for progress); until then it
+    stands.
     Raises PeerLostError, and closes the socket, when the peer is gone before it begins.
     """
 
     __slots__ = (
-        "_alone", "_armed_s", "_fd", "_iov", "_penalty", "_rest", "_state", "address", "deadline",
-        "message", "naming", "patience_s", "peer", "read_only", "sock", "view",
+        "_alone", "_armed_s", "_carried", "_fd", "_iov", "_penalty", "_rest", "_state", "address",
+        "deadline", "message", "naming", "patience_s", "peer", "read_only", "sock", "view",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
@@ -155,6 +157,8 @@ class Link:
         self.patience_s = 0.0
         self._fd = sock.fileno()
         self._armed_s = 0.0
+        # Bytes when it was last seen to go on; below 0 before that.
+        self._carried = -1
         self._penalty = 0
         self._rest = 0
         self._iov = np.zeros(2 * 1032, dtype=np.int64)
@@ -186,6 +190,14 @@ class Link:
     def expect_progress(self) -> None:
         """Start waiting anew, for `patience_s`."""
         self.deadline = time.monotonic() + self.patience_s
+        self._carried = -1
+
+    def _went_on(self) -> None:
+        """Wait on if a message that was interrupted has moved enough since it was last."""
+        carried = tcp_bytes(self.sock)
+        if self._carried < 0 or carried - self._carried >= GROWTH_BYTES:
+            self.expect_progress()
+            self._carried = carried
 
     def _arm(self) -> None:
         """Give the kernel a timeout that ends at the deadline or, cheaply, somewhat before."""
@@ -214,7 +226,7 @@ class Link:
                 raise self._lost("it closed the connection")
             done += got
             if self.patience_s and done < size:
-                self.expect_progress()
+                self._went_on()
 
     def send(self, data: bytes) -> None:
         """Send a few bytes (the handshake, errors)."""
@@ -388,7 +400,6 @@ class Link:
         state = self._state
         while True:
             self._arm()
-            before = state.tolist() if self.patience_s else ()
             code = kernel(self._fd, *arguments, state)
             if code in _ENDS:
                 return code
@@ -397,9 +408,10 @@ class Link:
             if code not in _RETRY:
                 raise self._lost(os.strerror(code))
             if self.patience_s:
-                idle = kernel is moving.take_request and not state[2] and not state[3]
-                if idle or before != state.tolist():
-                    self.expect_progress()
+                if kernel is moving.take_request and not state[2] and not state[3]:
+                    self.expect_progress()  # no message has begun
+                else:
+                    self._went_on()
 
     def abort(self) -> None:
         """End the connection from any thread: a thread that waits in it wakes with an error."""

@@ -1,12 +1,14 @@
 """The owner's end of the tcp transport: bounds, rights, and bytes in and out of segments.
 
-One thread a connection, blocked in the kernel while bytes move and without the GIL. Plain requests
-on memory never leave the compiled loop (`kernels.serving`); this is about the others. What comes
+Who connects shakes hands first (`greeting`). Then it has a thread of its own, blocked in the kernel
+while bytes move and without the GIL. Plain requests on memory never leave the compiled loop
+(`kernels.serving`); this is about the others. What comes
 from a socket is believed only after it was checked: counts and lengths before any memory is
 reserved, ranges by a kernel without overflow, rights by the access hook. A bad request gets a
 status; a message that breaks the protocol gets an error and ends its connection, no other.
 
-A peer that neither sends nor takes bytes for `patience_s` in the middle of a message is dropped.
+A peer whose message does not go on for `patience_s` is dropped. One that is idle may be, for a
+newcomer, where all connections are in use; its client then dials anew.
 Cost: about 10 us of Python a batch, for plain requests on memory only when the thread had slept.
 """
 
@@ -17,6 +19,7 @@ import logging
 import socket
 import threading
 import time
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,17 +27,16 @@ import numpy as np
 from transfer_engine.base import REFUSED, UNKNOWN_SEGMENT, Access, Operation
 from transfer_engine.errors import (
     ConfigError,
-    PeerLostError,
     RemoteProtocolError,
     StoreError,
-    UnavailableError,
 )
 from transfer_engine.kernels import moving
-from transfer_engine.lasting import LastingThread
 from transfer_engine.notify import QUESTION_BYTES_MAX
 from transfer_engine.rdma.wire import FEATURE
+from transfer_engine.rpc.entrance import Entrance
 from transfer_engine.segments.mapping import Mapping
 from transfer_engine.transports import calling
+from transfer_engine.transports.greeting import Greeter, Guest
 from transfer_engine.transports.stream import (
     CALL,
     COLUMNS_AT,
@@ -49,14 +51,13 @@ from transfer_engine.transports.stream import (
     WRITE,
     Link,
     check_header,
-    handshake_decoder,
     identity,
 )
 from transfer_engine.transports.tcp_staged import StagedService
 from transfer_engine.wire.faults import encode_error
 from transfer_engine.wire.frame import MAGIC, VERSION
 from transfer_engine.wire.frame import REPLY as REPLY_FLAG
-from transfer_engine.wire.handshake import ServerHandshake, refusal
+from transfer_engine.wire.handshake import ServerHandshake
 
 if TYPE_CHECKING:
     from transfer_engine.base import Staged, Statuses
@@ -70,9 +71,9 @@ __all__ = ["TcpServer"]
 _log = logging.getLogger(__name__)
 
 _OPERATIONS = {READ: Operation.READ, WRITE: Operation.WRITE}
-_HANDSHAKE_S = 5.0
 _SINK_BYTES = 1 << 20
 _LINGER_S = 1.0
+_BACKLOG = 1024
 _QUESTION_COUNT_MAX = QUESTION_BYTES_MAX // 16
 
 
@@ -102,7 +103,7 @@ class TcpServer:
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         try:
             self._listener = socket.create_server(
-                (address.host, address.port), family=family, backlog=128
+                (address.host, address.port), family=family, backlog=_BACKLOG
             )
         except OSError as error:
             raise ConfigError(
@@ -110,47 +111,30 @@ class TcpServer:
                 advice="choose another port, or 0 for any free one",
             ) from error
         self.port: int = self._listener.getsockname()[1]
-        self.acceptor = LastingThread(f"mooncake-tcp-{self.port}", self._accept)
+        self._entrance = Entrance[Guest](
+            f"data port {self.port}",
+            idle_s=attrgetter("idle_s"),
+            sessions_max=connections_max,
+            log=_log,
+        )
+        self._greeter = Greeter(self._listener, self._entrance, self._handshake, self._serve)
+        self.acceptor = self._greeter.thread
         self.acceptor.start()
 
-    def _accept(self) -> None:
-        sock, address = self._listener.accept()
-        peer = f"{address[0]}:{address[1]}"
-        if len(self._links) >= self._connections_max:
-            self._turn_away(sock, peer)
-            return
-        try:
-            link = Link(sock, peer)
-        except PeerLostError as error:
-            _log.debug("%s", error)
-            return
+    def _handshake(self) -> ServerHandshake:
+        offered = () if self._rdma is None else (FEATURE,)
+        return ServerHandshake(
+            identity("owner", self._owner.instance, offered), secret=self._owner.secret
+        )
+
+    def _serve(self, guest: Guest, session: Session) -> None:
+        link = guest.link
+        assert link is not None
         with self._lock:
             self._links.add(link)
         try:
-            threading.Thread(
-                target=self._serve, args=(link,), name=f"mooncake-tcp-{peer}", daemon=True
-            ).start()
-        except BaseException:  # there can be no more threads
-            self._forget(link)
-            raise
-        if self._closing:  # so `close` may have come too early to see it
-            link.abort()
-
-    def _turn_away(self, sock: socket.socket, peer: str) -> None:
-        _log.warning("refused %s: %d data connections are open", peer, self._connections_max)
-        error = UnavailableError(
-            f"the owner already serves {self._connections_max} data connections",
-            advice="raise connections_max there, or use fewer clients",
-        )
-        with contextlib.suppress(OSError), sock:
-            sock.setblocking(False)
-            sock.send(refusal(error))
-
-    def _serve(self, link: Link) -> None:
-        try:
-            session = self._greet(link)
-            link.read_only = session.read_only
             if self._rdma is not None and FEATURE in session.features:
+                guest.stays = True
                 self._rdma.serve(link)
             link.patience_s = self._patience_s
             while not self._closing:
@@ -163,32 +147,13 @@ class TcpServer:
         except Exception:
             _log.exception("the data connection of %s failed", link.peer)
         finally:
-            self._forget(link)
+            self._forget(guest, link)
 
-    def _forget(self, link: Link) -> None:
+    def _forget(self, guest: Guest, link: Link) -> None:
         with self._lock:
             self._links.discard(link)
+        self._entrance.leave(guest)
         link.close()
-
-    def _greet(self, link: Link) -> Session:
-        link.deadline = time.monotonic() + _HANDSHAKE_S
-        offered = () if self._rdma is None else (FEATURE,)
-        handshake = ServerHandshake(
-            identity("owner", self._owner.instance, offered), secret=self._owner.secret
-        )
-        decoder = handshake_decoder()
-        while handshake.session is None:
-            try:
-                frame = link.frame(decoder)
-            except RemoteProtocolError as error:
-                link.send(refusal(error))
-                raise
-            reply = handshake.receive(frame)
-            if reply:
-                link.send(reply)
-            if handshake.failure is not None:
-                raise handshake.failure
-        return handshake.session
 
     def _answer(self, link: Link) -> None:
         """Serve one message, or raise what ends the connection."""
@@ -335,12 +300,14 @@ class TcpServer:
         self.acceptor.stop()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
         with self._lock:
             links = list(self._links)
         for link in links:
             link.abort()
         self.acceptor.join(timeout=_LINGER_S)
+        # Not before: what is closed wakes nobody.
+        self._listener.close()
+        self._greeter.close()
         deadline = time.monotonic() + _LINGER_S
         while self._links and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -350,6 +317,7 @@ class TcpServer:
         self._closing = True
         self._lock = threading.Lock()
         self._listener.close()
+        self._greeter.close()
         for link in self._links:
             link.close()
         self._links = set()

@@ -202,6 +202,11 @@ class FrameDecoder:
         """How much of an incomplete frame has arrived: all the memory this object holds."""
         return len(self._pending)
 
+    @property
+    def beginning(self) -> bytearray:
+        """What has arrived of an incomplete frame: the same object until that is complete."""
+        return self._pending
+
     def feed(self, data: Buffer) -> list[Frame]:
         """Take what arrived and return the frames it completes, in order."""
         if self.error is not None:

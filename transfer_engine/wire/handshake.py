@@ -43,6 +43,7 @@ from transfer_engine.wire.faults import ERROR_BYTES_MAX, decode_error, encode_er
 from transfer_engine.wire.frame import VERSIONS, Body, Frame, VersionRange, encode_frame
 
 __all__ = [
+    "HANDSHAKE_BYTES_MAX",
     "HANDSHAKE_LIMITS",
     "REFUSED",
     "ClientHandshake",

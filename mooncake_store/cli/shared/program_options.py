@@ -114,10 +114,12 @@ def begin(program: type[S], file: Path | None, given: dict[str, Any]) -> tuple[S
     from mooncake_store import config
     from mooncake_store.config.loading import load_settings
     from mooncake_store.program import logs
+    from mooncake_store.program.descriptors import fitted, raise_limit
 
+    raise_limit()
     loaded = load_settings(program, config.PROGRAMS, file=file, overrides=given)
     settings: Any = loaded.value
     logs.configure(settings.log_level, as_json=settings.log_json)
     loaded.warn()
     secret = config.read_secret(settings.secret_file) if settings.secret_file else None
-    return loaded.value, secret
+    return fitted(loaded.value), secret

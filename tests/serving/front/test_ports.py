@@ -1,4 +1,4 @@
-"""Every HTTP server of ours serves on after a port scan, and after it had no descriptors left."""
+"""Every HTTP server of ours serves on, whatever strangers do at its port."""
 
 import contextlib
 import http.client
@@ -10,8 +10,9 @@ import sys
 
 import pytest
 
-from tests.strangers import descriptors, reset
+from tests.strangers import Crowd, descriptors, reset
 from tests.waiting import PATIENCE_S, until
+from transfer_engine.rpc.entrance import PER_ADDRESS_MAX
 
 PROGRAM = "tests.serving.front.http_program"
 FREE = 8
@@ -46,18 +47,24 @@ def answers(port):
 
 
 @pytest.mark.parametrize("kind", ["control", "front", "rest"])
-def test_a_server_outlives_a_port_scan_and_a_want_of_descriptors(started, kind):
+def test_a_server_outlives_a_port_scan_and_strangers_keep_nobody_out(started, kind):
+    """More than there are places for, then more than it has descriptors: who asks is answered."""
     process, port = started(kind)
     assert answers(port)
     for _ in range(300):
         reset("127.0.0.1", port)
     until(lambda: answers(port))  # resets that it has yet to notice may have all its places
     before = descriptors(process.pid)
+    with Crowd(lambda: socket.create_connection(("127.0.0.1", port))) as strangers:
+        for _ in range(300):
+            strangers.come(b"GET / HTTP/1.1\r\nX-Half: ")
+        assert answers(port)
+        assert strangers.left() <= PER_ADDRESS_MAX
+    until(lambda: descriptors(process.pid) <= before)
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (before + FREE, before + FREE))
-    with contextlib.ExitStack() as strangers:
+    with Crowd(lambda: socket.create_connection(("127.0.0.1", port))) as strangers:
         for _ in range(3 * FREE):
-            strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
-        until(lambda: descriptors(process.pid) >= before + FREE)
-    until(lambda: answers(port))
+            strangers.come()
+        assert answers(port)
     until(lambda: descriptors(process.pid) <= before)
     assert process.poll() is None

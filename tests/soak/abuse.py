@@ -1,0 +1,468 @@
+"""Abuse of every port of a running pool: `python -m tests.soak.abuse [--scale 1.0]`.
+
+A master of two shards, a worker, a standby, a control port, the REST service and a front run
+as processes that may open 256 files each. At each port in turn: connections that are reset, half
+handshakes, writers of a byte at a time, connections that say nothing, and more sessions than fit,
+most of them idle. Meanwhile a legitimate client has to get in, those at work have to stay, those
+that were idle have to come back without an error; afterwards descriptors and threads have to be
+where they began, and the log short. Printed is what was measured; it ends with 1 where any of it
+broke.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import resource
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from mooncake_store import Client
+from mooncake_store.wire import cluster as wire
+from mooncake_store.wire.shard import OPEN, SHARD, STATS, OpenClient, StatsRequest
+from mooncake_store.wire.standby import STANDBY, StandbyRequest
+from tests.soak.standbys import HERE, end
+from tests.standby.asking import until_copied
+from tests.strangers import Crowd, descriptors, reset
+from tests.waiting import until
+from transfer_engine.base import SegmentDescriptor
+from transfer_engine.rpc.address import Address
+from transfer_engine.rpc.blocking import BlockingConnection
+from transfer_engine.rpc.pool import BlockingPool
+from transfer_engine.transports.handover import socket_address
+from transfer_engine.transports.shm import ShmTransport
+from transfer_engine.transports.tcp import TcpTransport
+from transfer_engine.wire.handshake import ClientHandshake, Identity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+FILES = 256
+WITHIN_S = 5.0
+LINES_MAX = 40
+SETTLED_S = 40.0
+CALL_S = 30.0
+
+
+class Numbers(NamedTuple):
+    """How much of each abuse."""
+
+    resets: int
+    halves: int
+    slow: int
+    silent: int
+    idle: int
+    busy: int
+
+    @classmethod
+    def scaled(cls, scale: float) -> Numbers:
+        """The full numbers, or a share of them."""
+        return cls(*(max(4, int(scale * each)) for each in (10_000, 2_000, 100, 300, 500, 50)))
+
+
+class Port:
+    """A port under abuse: how to come in as a stranger, and as somebody."""
+
+    def __init__(
+        self,
+        name: str,
+        pid: int,
+        log: Path,
+        where: tuple[str, int] | str,
+        half: bytes,
+        enter: Callable[[], tuple[Callable[[], object], Callable[[], object]]],
+    ) -> None:
+        self.name, self.pid, self.log, self.half, self.enter = name, pid, log, half, enter
+        self._where = where
+
+    def connect(self) -> socket.socket:
+        """Connect, as a stranger."""
+        if isinstance(self._where, str):
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            sock.connect(socket_address(self._where))
+            return sock
+        return socket.create_connection(self._where, timeout=CALL_S)
+
+    @property
+    def streams(self) -> bool:
+        """Whether a message may come in pieces there."""
+        return not isinstance(self._where, str)
+
+    def reset(self) -> None:
+        """Connect and be gone."""
+        if isinstance(self._where, str):
+            self.connect().close()
+        else:
+            reset(*self._where)
+
+    def threads(self) -> int:
+        """How many threads its process has."""
+        return len(list(Path(f"/proc/{self.pid}/task").iterdir()))
+
+    def lines(self) -> int:
+        """How many lines its process has logged."""
+        return self.log.read_text(encoding="utf-8", errors="replace").count("\n")
+
+
+def half_frame(service: str) -> bytes:
+    """The first half of a handshake."""
+    hello = ClientHandshake(Identity(service)).start()
+    return hello[: len(hello) // 2]
+
+
+class Introduced(BlockingPool):
+    """Connections that say whose they are, as those to shards have to."""
+
+    def _open(self, left_s: float) -> BlockingConnection:
+        connection = super()._open(left_s)
+        if SHARD.service == self._registry.service:
+            opened = OpenClient(secrets.token_bytes(16), 1, "abuse", "default")
+            connection.call(OPEN, OPEN.request.pack(opened), timeout_s=CALL_S)
+        return connection
+
+
+def framed(name: str, pid: int, log: Path, address: str, asked: tuple) -> Port:
+    """A port of the project's own protocol, and what is asked there."""
+    registry, operation, request = asked
+    where = Address.parse(address)
+
+    def enter():
+        pool = Introduced(where, registry, connections_max=1, connect_s=CALL_S)
+        body = operation.request.pack(request)
+        return lambda: pool.call(operation, body, timeout_s=CALL_S), pool.close
+
+    return Port(name, pid, log, (where.host, where.port), half_frame(registry.service), enter)
+
+
+def lent(name: str, pid: int, log: Path, descriptor: SegmentDescriptor, kind: type) -> Port:
+    """A port of a worker at which segments are reached."""
+
+    def enter():
+        transport = kind()
+        opened = []
+
+        def use():
+            deadline = time.monotonic() + CALL_S
+            if kind is TcpTransport or not opened:
+                opened.append(transport.open(descriptor, deadline))
+            else:
+                transport.view(opened[0], 0, 8).release()
+
+        return use, transport.close
+
+    if kind is ShmTransport:
+        return Port(name, pid, log, descriptor.unix_address, b"", enter)
+    where = descriptor.tcp_host, descriptor.tcp_port
+    return Port(name, pid, log, where, half_frame("transfer"), enter)
+
+
+def web(name: str, pid: int, log: Path, address: str) -> Port:
+    """An HTTP port."""
+    where = Address.parse(address)
+
+    def enter():
+        connection = http.client.HTTPConnection(where.host, where.port, timeout=CALL_S)
+
+        def use():
+            try:
+                connection.request("GET", "/")
+                answer = connection.getresponse()
+            except (ConnectionError, http.client.HTTPException):
+                connection.close()  # it was idle for long, so clients of HTTP ask once more
+                connection.request("GET", "/")
+                answer = connection.getresponse()
+            answer.read()
+            assert answer.status < 500, answer.status
+
+        return use, connection.close
+
+    half = b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Half: " + b"x" * 100
+    return Port(name, pid, log, (where.host, where.port), half, enter)
+
+
+class Finding(NamedTuple):
+    """What became of one abuse at one port."""
+
+    port: str
+    abuse: str
+    count: int
+    entered_s: float
+    descriptors: int
+    threads: int
+    lines: int
+    broken: str
+
+
+def entered(port: Port) -> float:
+    """The seconds that somebody new needs to come in and be answered."""
+    began = time.monotonic()
+    use, leave = port.enter()
+    try:
+        use()
+    finally:
+        leave()
+    return time.monotonic() - began
+
+
+@contextlib.contextmanager
+def resets(port: Port, count: int) -> Iterator[str]:
+    """Connections that are reset, without a pause."""
+    for _ in range(count):
+        port.reset()
+    yield ""
+
+
+@contextlib.contextmanager
+def held(port: Port, count: int, sent: bytes) -> Iterator[str]:
+    """Connections that say so much and no more."""
+    with Crowd(port.connect) as crowd:
+        for _ in range(count):
+            crowd.come(sent)
+        yield ""
+
+
+@contextlib.contextmanager
+def slow(port: Port, count: int) -> Iterator[str]:
+    """Writers of a byte at a time: all have to be cut off."""
+    with Crowd(port.connect) as crowd:
+        for _ in range(count):
+            crowd.come(port.half[:1])
+        over = threading.Event()
+
+        def drip() -> None:
+            at = 1
+            while not over.wait(0.25) and at < len(port.half):
+                crowd.say(port.half[at : at + 1])
+                at += 1
+
+        writer = threading.Thread(target=drip)
+        writer.start()
+        try:
+            yield ""
+            until(lambda: crowd.left() == 0, 20.0, "all slow writers were cut off")
+        finally:
+            over.set()
+            writer.join()
+
+
+def sessions(port: Port, idle: int, busy: int) -> float:
+    """More sessions than fit: newcomers get in, who works stays, who was idle comes back."""
+    came: list[tuple[Callable[[], object], Callable[[], object]]] = []
+    over, failures = threading.Event(), []
+    longest = 0.0
+
+    def work(mine: list[Callable[[], object]]) -> None:
+        while not over.is_set():
+            for use in mine:
+                try:
+                    use()
+                except Exception as error:
+                    failures.append(error)
+                    return
+            over.wait(0.05)
+
+    try:
+        for _ in range(busy):
+            came.append(port.enter())
+            came[-1][0]()
+        worker = threading.Thread(target=work, args=([use for use, _ in came],))
+        worker.start()
+        try:
+            for _ in range(idle):
+                began = time.monotonic()
+                came.append(port.enter())
+                until(lambda: tried(came[-1][0]), CALL_S, "a newcomer got in")
+                longest = max(longest, time.monotonic() - began)
+            for use, _ in came[busy:]:
+                until(lambda use=use: tried(use), CALL_S, "who was idle came back")
+        finally:
+            over.set()
+            worker.join()
+        assert not failures, f"who was at work failed: {failures[0]}"
+    finally:
+        for _, leave in came:
+            leave()
+    return longest
+
+
+def tried(use: Callable[[], object]) -> bool:
+    """Whether it worked; all places may be of sessions that were at work this very second."""
+    try:
+        use()
+    except (ConnectionError, AssertionError):
+        return False
+    return True
+
+
+def abused(port: Port, abuse: str, count: int, during: Callable[[], float]) -> Finding:
+    """Abuse a port, and look what is left of it."""
+    before, threads, lines = descriptors(port.pid), port.threads(), port.lines()
+    broken, took = "", 0.0
+    try:
+        took = during()
+        if took > WITHIN_S:
+            broken = "slow to get in"
+    except Exception as error:
+        broken = f"{type(error).__name__}: {error}"
+    with contextlib.suppress(AssertionError):
+        until(lambda: descriptors(port.pid) <= before + 4, SETTLED_S)
+        until(lambda: port.threads() <= threads + 2, SETTLED_S)
+    left = descriptors(port.pid) - before, port.threads() - threads, port.lines() - lines
+    for much, most, what in zip(
+        left, (4, 2, LINES_MAX), ("descriptors", "threads", "lines"), strict=True
+    ):
+        if much > most:
+            broken = broken or f"{much} {what} are left"
+    return Finding(port.name, abuse, count, took, *left, broken)
+
+
+def findings(port: Port, numbers: Numbers) -> Iterator[Finding]:
+    """Everything at one port."""
+
+    def while_(held_open) -> float:
+        with held_open:
+            return entered(port)
+
+    yield abused(port, "resets", numbers.resets, lambda: while_(resets(port, numbers.resets)))
+    if port.streams:
+        n = numbers.halves
+        yield abused(port, "half handshakes", n, lambda: while_(held(port, n, port.half)))
+        yield abused(port, "slow writers", numbers.slow, lambda: while_(slow(port, numbers.slow)))
+    silent = numbers.silent if port.streams else numbers.halves
+    yield abused(port, "silent", silent, lambda: while_(held(port, silent, b"")))
+    count = numbers.idle + numbers.busy
+    yield abused(port, "sessions", count, lambda: sessions(port, numbers.idle, numbers.busy))
+
+
+class Pool:
+    """The processes, each with its log."""
+
+    def __init__(self, directory: Path) -> None:
+        self.address = ""
+        self._directory = directory
+        self._running: list[subprocess.Popen[str]] = []
+
+    def _start(self, name: str, *command: str) -> tuple[int, Path, dict]:
+        log = self._directory / f"{name}.log"
+        with log.open("w") as errors:
+            process = subprocess.Popen(
+                ["prlimit", f"--nofile={FILES}", sys.executable, *command],
+                stdout=subprocess.PIPE, stderr=errors, text=True, cwd=HERE,
+                env=os.environ | {"MOONCAKE_MASTER": self.address},
+            )  # fmt: skip
+        self._running.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, f"{name} did not start: {log.read_text()}"
+        return process.pid, log, json.loads(line)
+
+    def ports(self) -> Iterator[Port]:
+        """Start everything, and return its ports."""
+        state, memory = self._directory, self._directory / "memory"
+        memory.mkdir()
+        kept = ("--journal", "replicated", "--shards", "2")
+        pid, log, facts = self._start(
+            "master", "-m", "mooncake_store", "master", "--port", "0", "--state",
+            str(state / "one"), *kept, "--json",
+        )  # fmt: skip
+        self.address = address = facts["address"]
+        at, *_ = self._start(
+            "worker", "-m", "mooncake_store", "worker", "--master", address, "--name", "w",
+            "--segment", "64MiB", "--memory", str(memory), "--json",
+        )  # fmt: skip
+        map_ = wire.CLUSTER, wire.MAP, wire.MapRequest()
+        with BlockingConnection.connect(address, wire.CLUSTER) as connection:
+            found = wire.MAP.reply.unpack(
+                connection.call(
+                    wire.MAP, wire.MAP.request.pack(wire.MapRequest()), timeout_s=CALL_S
+                )
+            )
+            (segment,) = wire.SEGMENTS.reply.unpack(
+                connection.call(
+                    wire.SEGMENTS,
+                    wire.SEGMENTS.request.pack(wire.SegmentsRequest()),
+                    timeout_s=CALL_S,
+                )
+            ).segments
+        yield framed("cluster", pid, log, address, map_)
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+        stats = SHARD, STATS, StatsRequest()
+        for shard, (place, child) in enumerate(zip(found.shards, children, strict=False)):
+            yield framed(f"shard {shard}", int(child), log, place, stats)
+        ping = wire.Ping(bytes(16), 1)
+        yield framed("liveness", pid, log, found.liveness, (wire.LIVENESS, wire.PING, ping))
+        descriptor = SegmentDescriptor.decode(segment.descriptor)
+        worker_log = self._directory / "worker.log"
+        yield lent("worker, tcp", at, worker_log, descriptor, TcpTransport)
+        yield lent("worker, shm", at, worker_log, descriptor, ShmTransport)
+        pid, log, facts = self._start(
+            "standby", "-m", "mooncake_store", "standby", "--of", address, "--port", "0",
+            "--state", str(state / "two"), "--journal", "replicated", "--json",
+        )  # fmt: skip
+        until_copied(facts["address"])
+        asked = wire.CLUSTER, STANDBY, StandbyRequest()
+        yield framed("standby", pid, log, facts["address"], asked)
+        for kind in ("control", "rest", "front"):
+            pid, log, port = self._start(kind, "-m", "tests.serving.front.http_program", kind)
+            yield web(kind, pid, log, f"127.0.0.1:{port}")
+
+    def close(self) -> list[str]:
+        """End everything; return which had ended before."""
+        gone = [str(each.args) for each in self._running if each.poll() is not None]
+        for each in reversed(self._running):
+            each.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                each.wait(CALL_S)
+            end(each)
+        return gone
+
+
+def main() -> int:
+    """Try it all; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--scale", type=float, default=1.0, help="a share of the full numbers")
+    parser.add_argument("--only", default="", help="ports whose name begins so")
+    options = parser.parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    directory = Path(tempfile.mkdtemp(prefix="mooncake-abuse-"))
+    pool, broken = Pool(directory), 0
+    print(
+        f"{'port':14}{'abuse':17}{'count':>7}{'in after':>10}{'files':>7}{'threads':>9}{'lines':>7}"
+    )
+    try:
+        for port in pool.ports():
+            if not port.name.startswith(options.only):
+                continue
+            for each in findings(port, Numbers.scaled(options.scale)):
+                verdict = f"BROKEN: {each.broken}" if each.broken else "HELD"
+                broken += bool(each.broken)
+                print(
+                    f"{each.port:14}{each.abuse:17}{each.count:7}{each.entered_s:8.3f} s"
+                    f"{each.descriptors:+7}{each.threads:+9}{each.lines:7}  {verdict}",
+                    flush=True,
+                )
+        with Client(f"mooncake://{pool.address}") as client:
+            client.put("after", b"value")
+            assert client.get("after") == b"value"
+    finally:
+        gone = pool.close()
+        shutil.rmtree(directory)
+    for each in gone:
+        print(f"BROKEN: {each} had ended")
+    return 1 if broken or gone else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

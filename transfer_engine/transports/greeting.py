@@ -1,0 +1,227 @@
+"""Meeting strangers at a data port: one thread takes the handshakes of all of them.
+
+    greeter = Greeter(listener, entrance, begin, serve)     # `thread` accepts and shakes hands
+    greeter.thread.start()
+
+Whoever connects is a stranger (`rpc.entrance`) until its handshake has ended, and has no thread:
+sockets that do not block, and a deadline for all of it. Who is known then is given to `serve`, with
+a thread of its own. What a stranger does wrong costs its connection, and a line of the log once in
+a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from transfer_engine.errors import (
+    PeerLostError,
+    RemoteProtocolError,
+    StoreError,
+    TransferTimeoutError,
+    UnavailableError,
+)
+from transfer_engine.lasting import LastingThread
+from transfer_engine.rpc.entrance import HANDSHAKE_S, tcp_idle_s
+from transfer_engine.transports.stream import Link, handshake_decoder
+from transfer_engine.wire.handshake import HANDSHAKE_BYTES_MAX, refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transfer_engine.rpc.entrance import Entrance
+    from transfer_engine.wire.frame import Frame
+    from transfer_engine.wire.handshake import ServerHandshake, Session
+
+__all__ = ["Greeter", "Guest"]
+
+
+class Guest:
+    """Who connected: a stranger at first, and once it has a `link` a session."""
+
+    __slots__ = ("deadline", "decoder", "handshake", "link", "peer", "sock", "stays")
+
+    def __init__(self, sock: socket.socket, peer: str, handshake: ServerHandshake) -> None:
+        self.sock = sock
+        self.peer = peer
+        self.handshake = handshake
+        self.decoder = handshake_decoder()
+        self.deadline = time.monotonic() + HANDSHAKE_S
+        self.link: Link | None = None
+        self.stays = False
+
+    @property
+    def idle_s(self) -> float:
+        """For how long a session has moved nothing; below 0 where it does, or stays."""
+        if self.link is None or self.stays or np.count_nonzero(self.link.naming):
+            return -1.0
+        return tcp_idle_s(self.sock)
+
+
+class Greeter:
+    """Accepts, shakes hands, and hands over. `close` once `thread` has been stopped."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        entrance: Entrance[Guest],
+        begin: Callable[[], ServerHandshake],
+        serve: Callable[[Guest, Session], None],
+    ) -> None:
+        self._listener = listener
+        self._entrance = entrance
+        self._begin = begin
+        self._serve = serve
+        listener.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._strangers: dict[Guest, None] = {}  # who came first is overdue first
+        self.thread = LastingThread(f"mooncake-tcp-{listener.getsockname()[1]}", self._round)
+
+    def _round(self) -> None:
+        """Hear everybody who has something to say, then accept one who waits."""
+        waiting = False
+        for key, _ in self._selector.select(self._patience_s()):
+            if key.data is None:
+                waiting = True
+            elif key.data in self._strangers:  # none before it had to make it go
+                self._hear(key.data)
+        if waiting:
+            self._accept()
+        self._end_overdue()
+
+    def _patience_s(self) -> float | None:
+        first = next(iter(self._strangers), None)
+        return None if first is None else max(0.0, first.deadline - time.monotonic())
+
+    def _accept(self) -> None:
+        try:
+            sock, address = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return  # it waits no more
+        except OSError:  # there are no descriptors
+            self._give_way(self._entrance.relieve())
+            raise
+        try:
+            sock.setblocking(False)
+            guest = Guest(sock, f"{address[0]}:{address[1]}", self._begin())
+            self._selector.register(sock, selectors.EVENT_READ, guest)
+        except BaseException:
+            sock.close()
+            raise
+        self._strangers[guest] = None
+        self._give_way(self._entrance.arrive(guest, address[0]))
+
+    def _give_way(self, first: Guest | None) -> None:
+        """End whoever has to go for a newcomer."""
+        if first is None:
+            return
+        if first.link is not None:
+            first.link.abort()
+        elif first in self._strangers:
+            error = UnavailableError("too many others came before this handshake was finished")
+            self._turn_away(first, "crowded", error)
+
+    def _end_overdue(self) -> None:
+        while True:
+            first = next(iter(self._strangers), None)
+            if first is None or first.deadline > time.monotonic():
+                return
+            error = TransferTimeoutError(f"the handshake was not finished in {HANDSHAKE_S:g} s")
+            self._turn_away(first, "silent", error)
+
+    def _turn_away(self, guest: Guest, kind: str, error: StoreError) -> None:
+        """Say why, as far as that can be said at once, and hang up."""
+        self._entrance.tell(kind, f"{guest.peer}: {error.what}")
+        with contextlib.suppress(OSError):
+            guest.sock.send(refusal(error), socket.MSG_NOSIGNAL)
+        self._drop(guest)
+
+    def _drop(self, guest: Guest) -> None:
+        self._release(guest)
+        self._entrance.leave(guest)
+        guest.sock.close()
+
+    def _release(self, guest: Guest) -> None:
+        """Look at this socket no more."""
+        self._strangers.pop(guest, None)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(guest.sock)
+
+    def _hear(self, guest: Guest) -> None:
+        try:
+            data = guest.sock.recv(HANDSHAKE_BYTES_MAX)
+            if not data:
+                self._drop(guest)
+                return
+            for frame in guest.decoder.feed(data):
+                if guest.handshake.session is not None:
+                    raise RemoteProtocolError("a frame came before the welcome was read")
+                if not self._shake(guest, frame):
+                    return
+            if guest.decoder.error is not None:
+                raise guest.decoder.error.again()
+        except BlockingIOError:
+            return
+        except RemoteProtocolError as error:
+            self._turn_away(guest, "broken", error)
+            return
+        except OSError:  # it left, or does not read its answers
+            self._drop(guest)
+            return
+        except BaseException:
+            self._drop(guest)
+            raise
+        if guest.handshake.session is not None:
+            self._hand_over(guest, guest.handshake.session)
+
+    def _shake(self, guest: Guest, frame: Frame) -> bool:
+        """Answer a frame of the handshake; whether the connection goes on."""
+        answer = guest.handshake.receive(frame)
+        failure = guest.handshake.failure
+        if failure is not None:
+            self._turn_away(guest, "refused", failure)
+            return False
+        if guest.handshake.session is not None:
+            admitted, idle = self._entrance.admit(guest)
+            self._give_way(idle)
+            if not admitted:
+                most = self._entrance.sessions_max
+                error = UnavailableError(
+                    f"the owner already serves {most} data connections",
+                    advice="raise connections_max there, or use fewer clients",
+                )
+                self._turn_away(guest, "full", error)
+                return False
+        guest.sock.send(answer, socket.MSG_NOSIGNAL)
+        return True
+
+    def _hand_over(self, guest: Guest, session: Session) -> None:
+        self._release(guest)
+        try:
+            guest.link = Link(guest.sock, guest.peer)
+            guest.link.read_only = session.read_only
+            threading.Thread(
+                target=self._serve,
+                args=(guest, session),
+                name=f"mooncake-tcp-{guest.peer}",
+                daemon=True,
+            ).start()
+        except PeerLostError:
+            self._drop(guest)
+        except BaseException:  # there can be no more threads
+            self._drop(guest)
+            raise
+
+    def close(self) -> None:
+        """Hang up on all strangers, here and in a forked child. Idempotent."""
+        for guest in self._strangers:
+            guest.sock.close()
+        self._strangers.clear()
+        self._selector.close()
