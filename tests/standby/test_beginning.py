@@ -20,9 +20,9 @@ SHARDS = 3
 class Registers:
     """A leader that says who it is as soon as it is asked."""
 
-    def __init__(self, leader, secret, path, on_news):
+    def __init__(self, leader, secret, path, known, on_news):
         self.start = on_news
-        self.refusal, self.owners = None, ()
+        self.refusal, self.owners, self.shards, self.count = None, (), SHARDS, SHARDS
         self.last = SimpleNamespace(
             cluster="0123456789abcdef", secret="00" * 16, shards=("",) * SHARDS, objects_max=100
         )
@@ -64,7 +64,7 @@ async def test_a_shard_is_copied_once_though_news_come_meanwhile(standby):
     standby, loop, copied = await standby(), asyncio.get_running_loop(), []
     told = threading.Event()
 
-    def copy(shard):
+    def copy(folder, shard, count, number):
         copied.append(shard)
         if not told.is_set():  # the first: news come, and nothing waits for it to be done
             told.set()
@@ -82,7 +82,7 @@ async def test_a_shard_is_copied_once_though_news_come_meanwhile(standby):
 async def test_whoever_begins_is_told_why_a_shard_is_not_copied(standby):
     standby = await standby()
 
-    def refuse(shard):
+    def refuse(folder, shard, count, number):
         raise ConfigError(f"shard {shard} keeps other journals")
 
     standby._copy = refuse
