@@ -271,7 +271,7 @@ class _Member:
             count = copied_shards(self._path)
         except (OSError, ValueError):
             return False
-        if kept is None or registers is None:
+        if kept is None or registers is None or not count:
             return False
         owners = registers.hosts or (MASTER,) * count  # what others lead needs no copy here
         return all(
