@@ -23,6 +23,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar, cast
 
 from mooncake_store.coordination.access import read_access
+from mooncake_store.coordination.base import FAULTS
 from mooncake_store.coordination.directory import Directory
 from mooncake_store.coordination.exchange import Exchange
 from mooncake_store.endpoint import ETCD_PORT, Etcd
@@ -82,13 +83,19 @@ class Masters:
             self.named = tuple(Address(*place) for place in where)
         self._leader = next(iter(self.named), None)
         self._order = list(self.named)
-        self._told = ""  # what the etcd said last, for who reads that nobody answers
+        # What the etcd said last, for who reads that nobody answers, and what to do about it.
+        self._told = self._next = ""
         self._looked = float("-inf")
 
     @property
     def several(self) -> bool:
         """Whether there is another one to ask, or may be."""
         return len(self.named) > 1 or self._directory is not None
+
+    @property
+    def by_etcd(self) -> bool:
+        """Whether an etcd knows them, and elects which of them leads."""
+        return self._directory is not None
 
     @property
     def leader(self) -> Address:
@@ -144,6 +151,14 @@ class Masters:
             error.operation, error.elapsed_s = "connect", time.monotonic() - self._looked
             raise error from None
 
+    def elected(self, until: float) -> Generator[Exchange, bytes | StoreError, Address | None]:
+        """Ask the etcd who leads; None where nobody does, or it does not answer."""
+        assert self._directory is not None
+        try:
+            return (yield from self._directory.look_up(until)).leader
+        except FAULTS:
+            return None
+
     def _look_again(self, until: float) -> Generator[Exchange, bytes | StoreError, bool]:
         """Look up who there is now; return whether there are others than those that were asked."""
         now, former = time.monotonic(), set(self.named)
@@ -154,13 +169,20 @@ class Masters:
             ends = now + _LOOK_SHARE * (until - now)
             self._know((yield from self._directory.look_up(ends)))
         except StoreError as error:
-            self._told = f"the etcd at {self._directory}: {error.what}"
+            self._told, self._next = f"the etcd at {self._directory}: {error.what}", ""
         return set(self.named) != former
 
     def _know(self, found: Found) -> None:
         assert self._directory is not None
         who = "nobody leads" if found.leader is None else f"{found.leader} leads"
         self._told = f"the etcd at {self._directory} says that {who} {self._directory.pool!r}"
+        self._next = ""
+        if found.leader is None:
+            self._told = f"{self._told}: there is no key {self._directory.leader_key}"
+            self._next = (
+                f"where that lasts, start who led last; `mooncake promote {self._where} --check` "
+                "tells what those who are there have"
+            )
         self.named = found.places
         self._order = list(found.places)
 
@@ -179,7 +201,7 @@ class Masters:
             "; ".join([f"{count} answers: {each[0]}", *each[1:], *filter(None, [self._told])]),
             operation="connect",
             elapsed_s=elapsed_s,
-            advice=_advice(said) or (first.advice if alike else None),
+            advice=_advice(said) or self._next or (first.advice if alike else None),
         )
 
 

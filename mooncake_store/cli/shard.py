@@ -18,7 +18,8 @@ from mooncake_store.cli.shared.app import (
     note,
     table,
 )
-from mooncake_store.cli.shared.client import settings_of_store, store_options
+from mooncake_store.cli.shared.client import EtcdFileOption, settings_of_store, store_options
+from mooncake_store.cli.shared.masters import connected_to, masters_named
 from mooncake_store.cli.shared.program_options import ConfigOption, begin, setting_options
 from mooncake_store.cli.shared.shards import shards_in
 from mooncake_store.config.settings import MasterConfig
@@ -26,7 +27,6 @@ from mooncake_store.config.settings import MasterConfig
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from mooncake_store.masters import Attempt, Search
     from mooncake_store.wire.hosts import HostsReply, MoveState
     from transfer_engine.rpc.blocking import BlockingConnection
 
@@ -57,7 +57,10 @@ def serve(
     of: Annotated[
         str,
         typer.Option(
-            "--of", metavar="HOST:PORT,...", help="The master, and those that may stand in for it."
+            "--of",
+            metavar="MASTERS",
+            help="The master, and those that may stand in for it: HOST:PORT, separated by commas; "
+            "mooncake+etcd://host:port/pool, where an etcd knows them.",
         ),
     ],
     given: dict[str, Any],
@@ -75,6 +78,7 @@ def serve(
             help="Which shards to copy while others lead them, so that they outlive their host.",
         ),
     ] = None,
+    etcd_file: EtcdFileOption = None,
     file: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -86,14 +90,12 @@ def serve(
     from mooncake_store.program.garbage_collection import hold_garbage_collection
 
     hold_garbage_collection()
-    from mooncake_store.endpoint import split_addresses
     from mooncake_store.hosting.program import serve_host
     from mooncake_store.master.running import stop_of
-    from mooncake_store.masters import Masters
     from mooncake_store.program import kernels
     from transfer_engine.rpc.server import run
 
-    masters = Masters(split_addresses(of))
+    masters = masters_named(of, etcd_file, file)
     wanted, copied = ([] if text is None else shards_in(text) for text in (lead, copy))
     settings, secret = begin(MasterConfig, file, given)
 
@@ -269,33 +271,13 @@ def _moved(connection: "BlockingConnection", shard: int, to: str, *, lost: bool)
 @contextmanager
 def _connected() -> "Iterator[BlockingConnection]":
     """A connection to the master that leads, which may wait for some of the shards."""
-    from mooncake_store.coordination.exchange import followed
     from mooncake_store.endpoint import read_secret, split_url
-    from mooncake_store.errors import StoreError
     from mooncake_store.masters import Masters
-    from mooncake_store.wire.cluster import CLUSTER
-    from transfer_engine.rpc.blocking import BlockingConnection
-
-    def ask(attempt: "Attempt") -> "BlockingConnection | StoreError":
-        place, timeout_s = attempt
-        try:
-            connection = BlockingConnection.connect(
-                place, CLUSTER, secret=secret, timeout_s=timeout_s
-            )
-            try:
-                _hosts(connection)
-            except BaseException:
-                connection.close()
-                raise
-        except StoreError as error:
-            return error.again()
-        return connection
 
     settings = settings_of_store()
     secret = read_secret(settings.secret_file) if settings.secret_file else None
     masters = Masters(split_url(settings.url).masters, settings.etcd_file)
-    search: Search[BlockingConnection] = masters.search(time.monotonic() + CALL_S)
-    with followed(search, ask) as connection:
+    with connected_to(masters, secret, _hosts) as (connection, _):
         yield connection
 
 

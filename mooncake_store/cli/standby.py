@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mooncake_store.cli.shared.app import JsonOption, command, emit
+from mooncake_store.cli.shared.client import EtcdFileOption
+from mooncake_store.cli.shared.masters import masters_named
 from mooncake_store.cli.shared.program_options import ConfigOption, begin, setting_options
 from mooncake_store.config.settings import MasterConfig
 
@@ -19,25 +21,39 @@ if TYPE_CHECKING:
         " --secret-file secret",
         "on another host, with the same secret as its leader",
     ),
+    (
+        "mooncake standby --of mooncake+etcd://10.0.0.9:2379/prod --host 10.1.0.6 --state"
+        " /var/lib/mooncake --secret-file secret",
+        "a copy, elsewhere, of a pool whose members an etcd elects",
+    ),
 )
 @setting_options(MasterConfig)
 def standby(
-    of: Annotated[str, typer.Option("--of", metavar="HOST:PORT", help="The master it follows.")],
+    of: Annotated[
+        str,
+        typer.Option(
+            "--of",
+            metavar="MASTERS",
+            help="The master it follows: HOST:PORT; several, separated by commas, where any may "
+            "lead; mooncake+etcd://host:port/pool, where an etcd knows them.",
+        ),
+    ],
     given: dict[str, Any],
+    etcd_file: EtcdFileOption = None,
     file: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Hold a copy of what a master writes down, until SIGTERM or Ctrl-C, and lead when promoted.
 
-    Every other option is one of the master that it becomes.
+    Every other option but --etcd-file is one of the master that it becomes. Where an etcd elects
+    who leads, changes never wait for it: it is no member.
     """
     from mooncake_store.program.garbage_collection import hold_garbage_collection
 
     hold_garbage_collection()
-    from mooncake_store.endpoint import split_address
     from mooncake_store.master.running import run_standby
 
-    split_address(of)
+    masters = masters_named(of, etcd_file, file)
     settings, secret = begin(MasterConfig, file, given)
 
     def ready(facts: "Mapping[str, Any]") -> None:
@@ -49,4 +65,4 @@ def standby(
         )
         sys.stdout.flush()
 
-    run_standby(settings, of, secret, ready)
+    run_standby(settings, masters, secret, ready)

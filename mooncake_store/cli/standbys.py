@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mooncake_store.cli.shared.app import ExitCode, JsonOption, command, emit
-from mooncake_store.cli.shared.client import SecretOption
+from mooncake_store.cli.shared.client import EtcdFileOption, SecretOption
+from mooncake_store.cli.shared.masters import connected_to, masters_named, status_of
 
 if TYPE_CHECKING:
     from mooncake_store.wire.cluster import ClusterStatus
@@ -17,13 +18,21 @@ CALL_S = 60.0
 
 @command(
     ("mooncake standbys 10.0.0.5:50051", "who follows; ends with 4 while changes are refused"),
+    ("mooncake standbys mooncake+etcd://10.0.0.9:2379/prod", "of whichever member leads"),
     (
         "mooncake standbys 10.0.0.5:50051 --drop 00c0ffee00c0ffee",
         "that one is gone for good, and never promoted",
     ),
 )
 def standbys(
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the master leads.")],
+    named: Annotated[
+        str,
+        typer.Argument(
+            metavar="MASTERS",
+            help="The master that leads: HOST:PORT; several, separated by commas, where any may; "
+            "mooncake+etcd://host:port/pool, where an etcd knows them.",
+        ),
+    ],
     drop: Annotated[
         str | None,
         typer.Option(
@@ -34,19 +43,18 @@ def standbys(
         ),
     ] = None,
     secret_file: SecretOption = None,
+    etcd_file: EtcdFileOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Show who stands by a master, and for whom its changes wait.
 
     One that does not follow can be dropped; another one that follows counts then at once.
     """
-    from mooncake_store.endpoint import read_secret, split_address
-    from mooncake_store.errors import InvalidArgumentError, UnavailableError
-    from mooncake_store.wire.cluster import CLUSTER, STATUS, StatusRequest
+    from mooncake_store.endpoint import read_secret
+    from mooncake_store.errors import InvalidArgumentError
     from mooncake_store.wire.standby import DROP, Drop
-    from transfer_engine.rpc.blocking import BlockingConnection
 
-    split_address(address)
+    masters = masters_named(named, etcd_file)
     try:
         number = None if drop is None else int(drop, 16)
     except ValueError:
@@ -54,7 +62,7 @@ def standbys(
             f"{drop!r} is no number of a standby", advice="write it as `mooncake standbys` does"
         ) from None
     secret = read_secret(secret_file) if secret_file else None
-    with BlockingConnection.connect(address, CLUSTER, secret=secret) as connection:
+    with connected_to(masters, secret, status_of) as (connection, found):
         if number is not None:
             body = DROP.request.pack(Drop(number))
             dropped = DROP.reply.unpack(connection.call(DROP, body, timeout_s=CALL_S))
@@ -68,10 +76,6 @@ def standbys(
                 human=lambda: _meaning(number, dropped),
             )
             return ExitCode.OK
-        body = STATUS.request.pack(StatusRequest())
-        found = STATUS.reply.unpack(connection.call(STATUS, body, timeout_s=CALL_S))
-    if not found.shards:
-        raise UnavailableError(f"{address} does not lead", advice="ask the one that does")
     emit(_value(found), as_json=as_json, human=lambda: _drawn(found))
     return ExitCode.UNAVAILABLE if found.refusing else ExitCode.OK
 

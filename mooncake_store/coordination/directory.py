@@ -21,7 +21,7 @@ from mooncake_store.coordination.base import FAULTS, checked_namespace
 from mooncake_store.coordination.calls import LOG_IN, Call
 from mooncake_store.coordination.election import PREFIX
 from mooncake_store.coordination.exchange import Exchange
-from transfer_engine.errors import ConfigError, StoreError, UnavailableError
+from transfer_engine.errors import AuthError, ConfigError, StoreError, UnavailableError
 from transfer_engine.rpc.address import Address
 
 if TYPE_CHECKING:
@@ -67,6 +67,19 @@ class Directory:
     def __str__(self) -> str:
         return ",".join(map(str, self.members))
 
+    @property
+    def leader_key(self) -> str:
+        """The key in the etcd that says who leads, while somebody does."""
+        return self._key(PREFIX + LEADER)
+
+    @property
+    def members_key(self) -> str:
+        """What the keys in the etcd begin with that say where members are."""
+        return self._key(MEMBERS)
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix.decode()}{name}"
+
     def look_up(self, until: float) -> Generator[Exchange, bytes | StoreError, Found]:
         """Ask one member of the etcd after the other, each for its share of the time.
 
@@ -97,7 +110,11 @@ class Directory:
             token = (yield from self._carry_out(call, "", until)).token
         end = self._prefix[:-1] + bytes([self._prefix[-1] + 1])
         call = Call(member, "look up", "kv/range", {"key": self._prefix, "range_end": end})
-        return (yield from self._carry_out(call, token, until)).kvs
+        try:
+            return (yield from self._carry_out(call, token, until)).kvs
+        except AuthError as error:
+            error.what = f"{error.what}: keys that begin with {self._key('')}"
+            raise
 
     def _carry_out(
         self, call: Call, token: str, until: float
@@ -119,12 +136,16 @@ class Directory:
         places = dict.fromkeys(each for each in (leader, *said) if each is not None)
         if places:
             return Found(tuple(places)[:PLACES_MAX], leader)
-        what = f"no member of the pool {self.pool!r} is there"
+        what, begin = f"no member of the pool {self.pool!r} is there", self.members_key
         advice = f"start one: mooncake member --etcd {self} --name {self.pool}"
         if not known:
-            what = f"no pool was ever called {self.pool!r} there"
+            what, begin = f"no pool was ever called {self.pool!r} there", self._key("")
             advice = "check the name, which is the --name of its members"
-        raise UnavailableError(f"the etcd says that {what}", peer=str(self), advice=advice)
+        raise UnavailableError(
+            f"the etcd says that {what}: no key begins with {begin}",
+            peer=str(self),
+            advice=advice,
+        )
 
 
 def _address(value: bytes) -> Address | None:

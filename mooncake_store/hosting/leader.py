@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from mooncake_store.coordination.exchange import Exchange, exchange_async
 from mooncake_store.wire.cluster import CLUSTER
 from transfer_engine.errors import StoreError
 from transfer_engine.rpc.aio import AsyncClient
@@ -43,15 +44,18 @@ class Leader:
     ) -> ReplyT:
         """Return the answer of the first master that gives one. Raises StoreError."""
         search: Search[Any] = self._masters.search(time.monotonic() + timeout_s)
-        attempt = next(search)
+        step = next(search)
         while True:
+            if isinstance(step, Exchange):
+                outcome: Any = await exchange_async(step)
+            else:
+                try:
+                    await self._turn_to(step.place)
+                    outcome = await self.ask(operation, request, step.timeout_s)
+                except StoreError as error:
+                    outcome = error.again()
             try:
-                await self._turn_to(attempt.place)
-                outcome: Any = await self.ask(operation, request, attempt.timeout_s)
-            except StoreError as error:
-                outcome = error.again()
-            try:
-                attempt = search.send(outcome)
+                step = search.send(outcome)
             except StopIteration as end:
                 found: ReplyT = end.value
                 return found

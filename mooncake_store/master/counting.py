@@ -177,11 +177,14 @@ class Counting:
         """Whether changes wait for the standby of this number, the first that caught up.
 
         It stays the one over restarts: it may lead as if it had all that was ever answered, so
-        nothing may be changed behind its back. Raises OSError.
+        nothing may be changed behind its back. One that says no number is never waited for.
+        Raises OSError.
         """
         async with self._lock:
-            if self.counted.number or not number:
-                return bool(number) and self.counted.number == number
+            if not number:
+                return False
+            if self.counted.number:
+                return self.counted.number == number
             wanted = Counted(number, self.counted.era)
             if self._first is not None and (first := counting_standby(self._first)) != wanted:
                 # That one decides for all; this one may have come from a host just now.

@@ -1,7 +1,7 @@
 """Running a master as a program: signals, the port file, exit.
 
     run_master(config, secret, on_ready)       # returns when told to stop, raises what broke
-    run_standby(config, leader, secret, on_ready)       # likewise; a master once it is promoted
+    run_standby(config, masters, secret, on_ready)      # likewise; a master once it is promoted
 
 Nothing here knows of command lines: `mooncake master` and `LocalCluster` both end here.
 """
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.server import Addresses
     from mooncake_store.master.standbys import Election
+    from mooncake_store.masters import Masters
     from mooncake_store.program.children import Parent
     from transfer_engine.rpc.address import Address
 
@@ -73,11 +74,11 @@ async def serve_master(
 
 async def serve_standby(
     config: MasterConfig,
-    leader: str,
+    masters: Masters,
     secret: bytes | None,
     on_ready: Callable[[dict[str, Any]], object],
 ) -> None:
-    """Copy a leader until told to stop, or until promoted, and serve as a master from then on."""
+    """Copy whichever leads until told to stop, or until promoted; then serve as a master."""
     stop = stop_of(None)
 
     def following(address: str) -> None:
@@ -86,7 +87,7 @@ async def serve_standby(
             write_port_file(config.port_file, facts)
         on_ready(facts)
 
-    promoted = await follow_until_promoted(config, leader, secret, stop, following)
+    promoted = await follow_until_promoted(config, masters, secret, stop, following)
     if promoted is not None:
         await lead(promoted, secret, lambda facts: on_ready({**facts, "leads": True}), stop)
     elif config.port_file:
@@ -210,10 +211,10 @@ def run_master(
 
 def run_standby(
     config: MasterConfig,
-    leader: str,
+    masters: Masters,
     secret: bytes | None,
     on_ready: Callable[[dict[str, Any]], object],
 ) -> None:
-    """Run a standby of a leader on the main thread until SIGTERM or SIGINT."""
+    """Run a standby of whichever master leads on the main thread until SIGTERM or SIGINT."""
     kernels.forget_stale_caches()
-    run(serve_standby(config, leader, secret, on_ready))
+    run(serve_standby(config, masters, secret, on_ready))

@@ -121,9 +121,7 @@ class Standbys:
             await asyncio.gather(watching, return_exceptions=True)
 
     def met(self, connection: Connection, number: int, address: str) -> None:
-        """Note where a standby listens, as this host reaches it."""
-        if not number:
-            return
+        """Note where a standby listens, as this host reaches it; all that say no number are one."""
         try:
             said = Address.parse(address)
             if said.host in _ANYWHERE:
@@ -218,7 +216,7 @@ class Standbys:
         by_number: dict[int, list[ShardStandbys]] = {}
         for group in (own, *([each] for each in distant)):
             numbers = {each.number for shard in group for each in shard.standbys}
-            for number in (numbers | {shard.number for shard in group}) - {0}:
+            for number in numbers | ({shard.number for shard in group} - {0}):
                 by_number.setdefault(number, []).extend(group)
         return {
             "standbys": tuple(
@@ -242,16 +240,17 @@ class Standbys:
     def _entry(self, number: int, told: Sequence[ShardStandbys]) -> StandbyEntry:
         found = [_of(shard, number) for shard in told]
         there = [each for each in found if each is not None]
+        counts = [shard.number == number != 0 for shard in told]
         silent_ms = [each.silent_ms for each in there]
-        silent_ms += [shard.silent_ms for shard in told if shard.number == number]
+        silent_ms += [shard.silent_ms for shard, own in zip(told, counts, strict=True) if own]
         return StandbyEntry(
             number,
             self._addresses.get(number, ""),
-            counts=any(shard.number == number for shard in told),
+            counts=any(counts),
             follows=None not in found,
             exact=all(
-                shard.exact if shard.number == number else each is not None and each.exact
-                for shard, each in zip(told, found, strict=True)
+                shard.exact if own else each is not None and each.exact
+                for shard, each, own in zip(told, found, counts, strict=True)
             ),
             behind_words=-1 if len(there) < len(told) else sum(e.behind_words for e in there),
             silent_ms=max(silent_ms),

@@ -1,11 +1,12 @@
 """Keeping copies of a leader up to date: a thread for each shard, and one for the registers.
 
-    registers = RegistersFollower("10.0.0.5:50051", secret, path, shards, on_news)
+    registers = RegistersFollower(masters, secret, path, shards, on_news)
     shard = ShardFollower(lambda: registers.place_of(0, 1), mirror, 0, secret, number_of(path))
 
 Each asks for what is new and waits for it at the leader. What cannot be reached is asked again,
-for as long as the process runs: a standby outlasts its leader, that is what it is for. Where the
-shards serve is told with the registers, since a leader that is started again has other ports.
+for as long as the process runs: a standby outlasts its leader, that is what it is for. Of several
+masters that are named, or that an etcd knows, that one is asked that leads. Where the shards serve
+is told with the registers, since a leader that is started again has other ports.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from mooncake_store.coordination.exchange import exchange, followed
 from mooncake_store.journal.origin import Origin
 from mooncake_store.master.registers import REGISTERS as REGISTERS_FILE
 from mooncake_store.master.registers import VERSION as REGISTERS_VERSION
@@ -30,7 +32,7 @@ from mooncake_store.master.registers import (
 from mooncake_store.master.state_directory import read_kept
 from mooncake_store.program.logs import StateLog
 from mooncake_store.standby.mirror import call_lacking
-from mooncake_store.wire.cluster import CLUSTER
+from mooncake_store.wire.cluster import CLUSTER, STATUS, StatusRequest
 from mooncake_store.wire.shard import SHARD
 from mooncake_store.wire.standby import (
     HAND_OVER,
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from mooncake_store.masters import Attempt, Masters, Search
     from mooncake_store.standby.mirror import ShardMirror
     from transfer_engine.wire.registry import Operation, Registry
 
@@ -119,8 +122,8 @@ class Follower(abc.ABC):
         return (time.monotonic_ns() - self.heard_ns) // _MS if self.heard_ns else -1
 
     @abc.abstractmethod
-    def _address(self) -> tuple[str, str]:
-        """Return where to ask, and the cluster that must answer there, "" for any."""
+    def _connect(self) -> BlockingConnection:
+        """Return a connection to whom to ask."""
 
     @abc.abstractmethod
     def _ask(self) -> None:
@@ -150,14 +153,16 @@ class Follower(abc.ABC):
             self._states.change(self.name, "following")
             self.why = ""
 
-    def _connect(self) -> BlockingConnection:
-        address, cluster = self._address()
+    def _connect_to(
+        self, address: str, cluster: str, timeout_s: float = CONNECT_S
+    ) -> BlockingConnection:
+        """Connect to who must be of a cluster, "" for any."""
         return BlockingConnection.connect(
             address,
             self._registry,
             identity=Identity(self._registry.service, role=self._role, cluster=cluster),
             secret=self._secret,
-            timeout_s=CONNECT_S,
+            timeout_s=timeout_s,
         )
 
     def _drop(self) -> None:
@@ -181,7 +186,7 @@ class RegistersFollower(Follower):
 
     def __init__(
         self,
-        address: str,
+        masters: Masters,
         secret: bytes | None,
         path: Path,
         shards: int,
@@ -192,7 +197,7 @@ class RegistersFollower(Follower):
         `on_news` is called on the thread whenever something came, or was refused at first.
         """
         super().__init__("registers", CLUSTER, secret)
-        self._leader = address
+        self._masters = masters
         self._path = path
         self._on_news = on_news
         self._me = (0, "")
@@ -246,8 +251,32 @@ class RegistersFollower(Follower):
         """Tell the leader from now on which standby this is, and where it listens."""
         self._me = (number, address)
 
-    def _address(self) -> tuple[str, str]:
-        return self._leader, "" if self.last is None else self.last.cluster
+    @property
+    def leader(self) -> str:
+        """Where its leader is, as far as that is known."""
+        try:
+            return str(self._masters.leader)
+        except UnavailableError:
+            return str(self._masters)
+
+    def _connect(self) -> BlockingConnection:
+        search: Search[BlockingConnection] = self._masters.search(time.monotonic() + CONNECT_S)
+        return followed(search, self._try)
+
+    def _try(self, attempt: Attempt) -> BlockingConnection | StoreError:
+        """Connect to one of them; return why not where it cannot be followed."""
+        cluster = "" if self.last is None else self.last.cluster
+        try:
+            connection = self._connect_to(str(attempt.place), cluster, attempt.timeout_s)
+            try:
+                if self._masters.several:
+                    _check_leads(connection, attempt.timeout_s)
+            except BaseException:
+                connection.close()
+                raise
+        except StoreError as error:
+            return error.again()
+        return connection
 
     def _ask(self) -> None:
         last = self.last
@@ -260,7 +289,7 @@ class RegistersFollower(Follower):
         try:
             if self._kept not in (None, (reply.cluster, reply.secret)):
                 raise ConfigError(
-                    f"the master at {self._leader} is of cluster {reply.cluster}, and "
+                    f"the master at {self.leader} is of cluster {reply.cluster}, and "
                     f"{self._path} of another one",
                     advice="name another directory with --state to follow that master",
                 )
@@ -281,9 +310,7 @@ class RegistersFollower(Follower):
     def ask_to_end(self, *, done: bool) -> None:
         """Have the leader rest, or end once that is `done`. Raises StoreError."""
         request = HAND_OVER.request.pack(HandOver(done))
-        with BlockingConnection.connect(
-            self._leader, CLUSTER, secret=self._secret, timeout_s=CONNECT_S
-        ) as connection:
+        with self._connect_to(self.leader, "") as connection:
             try:
                 connection.call(HAND_OVER, request, timeout_s=CALL_S)
             except RemoteProtocolError as error:
@@ -295,13 +322,27 @@ class RegistersFollower(Follower):
 
     def look(self) -> str:
         """Ask this moment whether the leader is there; return what then stands against another."""
+        leader, masters = self.leader, self._masters
         try:
-            BlockingConnection.connect(
-                self._leader, CLUSTER, secret=self._secret, timeout_s=CONNECT_S
-            ).close()
+            self._connect_to(leader, "").close()
         except StoreError:
-            return ""
-        return f"its leader {self._leader} takes connections: stop that first"
+            pass
+        else:
+            return f"its leader {leader} takes connections: stop that first"
+        if masters.several:
+            # Another one may lead by now.
+            try:
+                self._connect().close()
+            except StoreError:
+                pass
+            else:
+                return f"{masters.leader} leads: stop that first"
+        if masters.by_etcd:
+            # It may be cut off from here, and lead others.
+            elected = followed(masters.elected(time.monotonic() + CALL_S), exchange)
+            if elected is not None:
+                return f"{masters} says that {elected} leads: stop that first"
+        return ""
 
     def _write(self, reply: RegistersReply) -> None:
         """Write what came, unless it is about contents that are not those of the copy.
@@ -314,7 +355,7 @@ class RegistersFollower(Follower):
             version = msgspec.json.decode(reply.content, type=_Versioned).version
             if version > REGISTERS_VERSION:
                 raise ConfigError(
-                    f"the master at {self._leader} keeps registers of version {version}, this "
+                    f"the master at {self.leader} keeps registers of version {version}, this "
                     f"standby reads up to {REGISTERS_VERSION}",
                     advice="start the standby with the version of its leader, or a later one",
                 )
@@ -324,7 +365,7 @@ class RegistersFollower(Follower):
             raise RemoteProtocolError(f"registers that cannot be: {error}") from error
         if self._life not in (None, registers.life):
             raise ConfigError(
-                f"the master at {self._leader} has lost the objects that are copied here",
+                f"the master at {self.leader} has lost the objects that are copied here",
                 advice="stop it and promote this standby, or start `mooncake master` on its "
                 "directory; to do without these objects, name another one with --state",
             )
@@ -367,8 +408,8 @@ class ShardFollower(Follower):
         self._find = find
         self.mirror = mirror
 
-    def _address(self) -> tuple[str, str]:
-        return self._find()
+    def _connect(self) -> BlockingConnection:
+        return self._connect_to(*self._find())
 
     def _ask(self) -> None:
         mirror = self.mirror
@@ -396,3 +437,10 @@ class ShardFollower(Follower):
         return CopiedShard(
             state, mirror.position, mirror.head, self.silent_ms, why, mirror.objects, mirror.exact
         )
+
+
+def _check_leads(connection: BlockingConnection, timeout_s: float) -> None:
+    """Raise UnavailableError where a standby is asked, which can be followed by nobody."""
+    body = connection.call(STATUS, STATUS.request.pack(StatusRequest()), timeout_s=timeout_s)
+    if not STATUS.reply.unpack(body).shards:
+        raise UnavailableError("this is a standby itself", operation="connect")

@@ -34,13 +34,14 @@ from mooncake_store.coordination.base import FAULTS, Put
 from mooncake_store.coordination.directory import LEADER, MEMBERS, Place
 from mooncake_store.coordination.election import campaign, leaders
 from mooncake_store.coordination.etcd import EtcdCoordinator
-from mooncake_store.endpoint import split_etcd
+from mooncake_store.endpoint import split_addresses, split_etcd
 from mooncake_store.journal.origin import Origin
 from mooncake_store.master.kept_files import unusable, write_whole
 from mooncake_store.master.registers import RegisterFile
 from mooncake_store.master.running import lead
 from mooncake_store.master.seats import MASTER
 from mooncake_store.master.state_directory import held, read_kept
+from mooncake_store.masters import Masters
 from mooncake_store.program.fence import Fence
 from mooncake_store.program.logs import StateLog
 from mooncake_store.standby.mirror import is_exact
@@ -212,7 +213,7 @@ class _Member:
     async def _follow(self, seen: Leader | None, place: Place) -> None:
         """Be the standby of a leader for as long as it leads."""
         config = self._config
-        standby = Standby(config, place.address, self._secret)
+        standby = Standby(config, Masters(split_addresses(place.address)), self._secret)
         server = Server(CLUSTER, Desk(standby, elected=True).handle, secret=self._secret)
         other = asyncio.ensure_future(self._watch.other_than(seen))
         begun = asyncio.ensure_future(self._begin(standby, place))

@@ -1,9 +1,11 @@
 """A standby as a program: it copies its leader until it is promoted, then an ordinary master runs.
 
-    await follow_until_promoted(config, leader, secret, stop, on_ready)
+    await follow_until_promoted(config, masters, secret, stop, on_ready)
 
 It listens where its master would, and answers there how its copy stands. Everybody else is told
 that this is a standby, so clients and workers that were given several addresses go on to the next.
+Where an etcd elects who leads it is no member of the pool, so it could not lead in its turn, and
+changes must not wait for it: it is a copy that says no number.
 
 A leader that has split its shards is followed on by itself, with copies that are made beside those
 of before (`renewing`).
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.journal.writer import Level
+    from mooncake_store.masters import Masters
     from transfer_engine.rpc.serving import Connection, Reply
     from transfer_engine.wire.frame import Frame
 
@@ -83,8 +86,11 @@ class Standby:
     Raises ConfigError for a directory that will not do.
     """
 
-    def __init__(self, config: MasterConfig, leader: str, secret: bytes | None) -> None:
-        self.leader = leader
+    def __init__(
+        self, config: MasterConfig, masters: Masters, secret: bytes | None, *, counts: bool = True
+    ) -> None:
+        """Where it never `counts` it says no number, so changes do not come to wait for it."""
+        self._counts = counts
         self._config = config
         self._secret = secret
         self._path = state_path(config)
@@ -95,7 +101,7 @@ class Standby:
         loop = asyncio.get_running_loop()
         self._heard = asyncio.Event()
         self._registers = RegistersFollower(
-            leader,
+            masters,
             secret,
             self._path,
             copied_shards(self._path),
@@ -108,6 +114,11 @@ class Standby:
         self._shards: dict[int, ShardFollower] = {}
         self._following: asyncio.Task[None] | None = None
         self._handed_over = False
+
+    @property
+    def leader(self) -> str:
+        """Where its leader is, as far as that is known."""
+        return self._registers.leader
 
     @property
     def shards(self) -> int:
@@ -135,7 +146,8 @@ class Standby:
             )
         if config.journal == "none":
             raise ConfigError("a standby keeps a journal", advice="leave out --journal none")
-        self._number = number_of(self._path)
+        if self._counts:
+            self._number = number_of(self._path)
         self._registers.introduce(self._number, address)
         self._count = self._registers.shards
         self._hear()
@@ -418,16 +430,16 @@ async def _first_of(*ends: asyncio.Future[Any]) -> None:
 
 async def follow_until_promoted(
     config: MasterConfig,
-    leader: str,
+    masters: Masters,
     secret: bytes | None,
     stop: asyncio.Event,
     on_ready: Callable[[str], object],
 ) -> MasterConfig | None:
-    """Follow a leader; return what to lead with once promoted, None when told to stop.
+    """Follow whichever master leads; return what to lead with once promoted, or None: told to stop.
 
     `on_ready` is told the address that is listened at, once the leader was heard.
     """
-    standby = Standby(config, leader, secret)
+    standby = Standby(config, masters, secret, counts=not masters.by_etcd)
     desk = Desk(standby)
     server = Server(wire.CLUSTER, desk.handle, secret=secret)
     ending = asyncio.ensure_future(stop.wait())

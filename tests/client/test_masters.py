@@ -269,8 +269,11 @@ def test_many_that_miss_a_master_ask_the_etcd_seldom(clock):
     assert 2 <= etcd.asked <= 7
     assert error.what == (
         "no master answers: h0:1: the master is starting; "
-        "the etcd at e:2379 says that nobody leads 'prod'"
+        "the etcd at e:2379 says that nobody leads 'prod': there is no key "
+        "mooncake/prod/leaders/leader"
     )
+    assert "`mooncake promote mooncake+etcd://e:2379/prod --check`" in error.advice
+
     assert (error.operation, error.elapsed_s) == ("connect", 0.0)
 
 

@@ -3,9 +3,16 @@
 import pytest
 import pytest_asyncio
 
+from mooncake_store.coordination import etcd
 from tests.conftest import programs
 from tests.coordination.etcds import Etcd
 from tests.coordination.sites import MemorySite
+
+
+@pytest.fixture(autouse=True)
+def silence_of_a_second(monkeypatch):
+    """Have watches that hear nothing begun anew after a second, since tests wait for that."""
+    monkeypatch.setattr(etcd, "SILENCE_S", 1.0)
 
 
 @pytest.fixture(scope="session")

@@ -56,6 +56,15 @@ def certificate(folder, who="etcd", kind=x509.NameOID.COMMON_NAME):
     return cert_file, key_file
 
 
+def post(address, path, request, **headers):
+    """Ask an etcd what the product does not ask."""
+    asked = urllib.request.Request(
+        f"http://{address}/v3/{path}", json.dumps(request).encode(), headers
+    )
+    with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
+        return json.load(answer)
+
+
 class Etcd:
     """An etcd of one or more members, each a process; they are killed with the test.
 
@@ -114,10 +123,7 @@ class Etcd:
 
     def post(self, path, request, number=0, **headers):
         """Ask a member what the product does not ask."""
-        url = f"http://{self.addresses[number]}/v3/{path}"
-        asked = urllib.request.Request(url, json.dumps(request).encode(), headers)
-        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
-            return json.load(answer)
+        return post(self.addresses[number], path, request, **headers)
 
     def _peer(self, number):
         return f"http://{self._host}:{self._ports[len(self.addresses) + number]}"

@@ -93,7 +93,10 @@ def test_who_leads_comes_first_and_nobody_twice():
 def test_what_others_wrote_there_is_nobody(value):
     told = found(leaders_leader=value, members_1=value, members_2=place("a:1"))
     assert told == ((Address("a", 1),), None)
-    with pytest.raises(UnavailableError, match="no member of the pool 'prod' is there"):
+    with pytest.raises(
+        UnavailableError,
+        match="no member of the pool 'prod' is there: no key begins with mooncake/prod/members/",
+    ):
         found(members_1=value)
 
 

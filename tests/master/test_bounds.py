@@ -107,9 +107,10 @@ def test_a_client_whose_puts_wait_leaves_places_to_others(start_cluster, wire_to
     monkeypatch.setattr(pending, "OF_ONE_CLIENT_MAX", 3)
     with contextlib.ExitStack() as stack:
         pool = wire_to(start_cluster()).shard()
-        for name, nbytes in ((b"large", 40 * MIB), (b"small", 20 * MIB)):
+        for name, nbytes in ((b"large", 32 * MIB), (b"small", 16 * MIB)):  # below a watermark
             pool.put([name], nbytes)
         held, _ = pool.get([b"large", b"small"], ttl_ms=300_000)
+        assert held["status"].tolist() == [0, 0]
 
         def let_go(number, name):
             generations = held["generation"][number : number + 1]
@@ -121,7 +122,7 @@ def test_a_client_whose_puts_wait_leaves_places_to_others(start_cluster, wire_to
         for number in range(3):
             many.put(b"%d" % number, 60 * MIB)
         assert many.put(b"one more", 60 * MIB)() == Status.NO_SPACE  # at once
-        modest = other.put(b"modest", 10 * MIB)
+        modest = other.put(b"modest", 20 * MIB)
         assert other.wires.exists([b"modest"]) == [0]  # answered later, so that one waits
         assert other.put(b"where all is taken", 60 * MIB)() == Status.NO_SPACE
         let_go(0, b"large")

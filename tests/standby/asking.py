@@ -1,14 +1,14 @@
 """What is asked of a standby, as `mooncake promote` does."""
 
 import contextlib
+import io
 import json
-import subprocess
-import sys
 
+from mooncake_store.cli.shared.tree import run
 from mooncake_store.wire.cluster import CLUSTER
 from mooncake_store.wire.standby import PROMOTE, STANDBY, PromoteRequest, StandbyRequest
 from tests.waiting import PATIENCE_S, until
-from transfer_engine.errors import StoreError
+from transfer_engine.errors import StoreError, UnavailableError
 from transfer_engine.rpc.blocking import BlockingConnection
 
 
@@ -20,12 +20,11 @@ def ask(address, operation, request):
 
 
 def mooncake(*arguments):
-    """Run a command to its end; return its exit code and what it printed for a program."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "mooncake_store", *arguments, "--json"],
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
-    return ran.returncode, json.loads(ran.stdout or ran.stderr)
+    """Run a command here; return its exit code and what it printed for a program."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run([*arguments, "--json"])
+    return code, json.loads(out.getvalue() or err.getvalue())
 
 
 def status(address):
@@ -48,6 +47,24 @@ def until_copied(address, beyond=0, timeout_s=PATIENCE_S):
         return False
 
     until(copied, timeout_s, "a whole copy")
+
+
+def refusal(client, timeout_s=PATIENCE_S):
+    """Why a change is refused for want of a standby; empty where it is taken.
+
+    It is refused shortly before its deadline, so that one is short. Where nothing came before it,
+    or something else is wrong, that says neither, and it is asked again.
+    """
+
+    def asked():
+        try:
+            client.put("another", b"value", upsert=True, deadline="1s")
+        except StoreError as error:
+            said = str(error)
+            return [said] if isinstance(error, UnavailableError) and "standby" in said else None
+        return [""]
+
+    return until(asked, timeout_s, "an answer to a change")[0]
 
 
 def promote(address, timeout_s=PATIENCE_S, *, hand_over=False):

@@ -51,19 +51,26 @@ class Pool:
         )  # fmt: skip
 
     def follow(
-        self, *options: object, name: str = "standby", version: tuple[str, ...] = NOW
+        self,
+        *options: object,
+        name: str = "standby",
+        of: str = "leader",
+        version: tuple[str, ...] = NOW,
     ) -> None:
         """Start a standby."""
-        self.begin_to_follow("leader", *options, name=name, version=version)
+        self.begin_to_follow(of, *options, name=name, version=version)
         self.until_ready(name)
 
     def begin_to_follow(
         self, of: str, *options: object, name: str, version: tuple[str, ...] = NOW
     ) -> None:
-        """Start a standby of one that leads, or will: it is not ready before."""
+        """Start a standby of one that leads, or will: it is not ready before.
+
+        `of` may name several, with commas.
+        """
         self.programs[name] = self._start(
-            "-m", *version, "standby", "--json", "--of", self.addresses[of], "--port", 0,
-            "--state", self.state(name), *options,
+            "-m", *version, "standby", "--json", "--of", self.named(*of.split(",")),
+            "--port", 0, "--state", self.state(name), *options,
         )  # fmt: skip
 
     def lend(self, *masters: str) -> None:

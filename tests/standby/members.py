@@ -1,5 +1,6 @@
 """Members of a pool that an etcd elects a leader of, as processes, and what tests put there."""
 
+import base64
 import json
 import os
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from mooncake_store.client.blocking import Client
 from mooncake_store.errors import UnavailableError
 from mooncake_store.worker.cleaning import clean
-from tests.coordination.etcds import free_ports
+from tests.coordination.etcds import free_ports, post
 from tests.master.wires import ClusterWire
 from tests.processes import children
 from tests.waiting import until
@@ -85,6 +86,12 @@ class Members:
     def only(self, at, **settings):
         """A client of one member."""
         return Client(f"mooncake://127.0.0.1:{self.ports[at]}/tests", **settings)
+
+    def lose(self, at):
+        """Kill the member that leads, and have the etcd say so at once, not in three seconds."""
+        self.programs[at].kill()
+        key = base64.b64encode(f"mooncake/{self._name}/leaders/leader".encode()).decode()
+        post(self._etcd.split(",")[0], "kv/deleterange", {"key": key})
 
     def leads(self, at):
         """Wait until a member leads."""

@@ -167,7 +167,8 @@ def test_what_is_not_there_is_told_at_once_with_who_was_asked(pool, etcd):
         (
             f"mooncake+etcd://{address}/pol/ns",
             UnavailableError,
-            rf"no pool was ever called 'pol' there \(.*peer {address}.*check the name",
+            r"no pool was ever called 'pol' there: no key begins with mooncake/pol/ "
+            rf"\(.*peer {address}.*check the name",
         ),
         (
             f"mooncake+etcd://127.0.0.1:{nobody}/pool/ns",
@@ -222,7 +223,7 @@ def test_members_may_be_replaced_by_others_at_other_addresses(own_pool):
     async def follow():
         async with AsyncClient(f"{pool.by_etcd}/tests", deadline="60s") as other:
             for leader in (1, 0):
-                pool.programs[1 - leader].kill()
+                pool.lose(1 - leader)
                 pool.leads(leader)
                 async with asyncio.timeout(PATIENCE_S):
                     while not (await other.status()).ready:
@@ -282,7 +283,7 @@ def test_a_client_that_knows_members_needs_no_etcd(own_pool, etcd):
         with pytest.raises(UnavailableError, match=f"the etcd did not answer.*{relay.address}"):
             pool.client(url, connect_timeout="0.3s")
         assert_there(client, ["one"])
-        pool.programs[0].kill()
+        pool.lose(0)
         pool.leads(1)
         until(lambda: client.status().ready)
         assert_there(client, ["one"])
@@ -292,7 +293,7 @@ def test_a_client_that_knows_members_needs_no_etcd(own_pool, etcd):
 def test_a_name_under_which_nobody_leads_says_who_was_asked(own_pool, etcd):
     pool = own_pool("leaderless")
     pool.start(0)
-    pool.programs[0].kill()
+    pool.lose(0)
     pool.programs[1] = pool.run(1)  # which lacks what the other one has, so it may not lead
     asked = f"127.0.0.1:{pool.ports[1]}: "
 
@@ -303,6 +304,10 @@ def test_a_name_under_which_nobody_leads_says_who_was_asked(own_pool, etcd):
 
     said = until(lambda: found if "nobody leads" in (found := refusal()) and asked in found else "")
     assert f"the etcd at {etcd.addresses[0]} says that nobody leads 'leaderless'" in said
+    assert "there is no key mooncake/leaderless/leaders/leader" in said
+    done = mooncake("promote", pool.by_etcd, "--check")
+    assert done.returncode == 4
+    assert "nobody leads 'leaderless': there is no key" in done.stdout
     assert asked in said
     assert " s); " in said or " s)" in said
 

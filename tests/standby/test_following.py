@@ -22,8 +22,8 @@ class Asking(Follower):
         self.asked = threading.Event()
         self.taken = False
 
-    def _address(self):
-        return self._where, ""
+    def _connect(self):
+        return self._connect_to(self._where, "")
 
     def _ask(self):
         self.asked.set()

@@ -6,6 +6,7 @@ import pytest
 
 from mooncake_store.cli.shared.standbys import promotion_of, told_promotion
 from mooncake_store.errors import UnavailableError
+from mooncake_store.wire.standby import PROMOTE, PromoteRequest
 from tests.standby import asking
 from tests.standby.asking import mooncake
 from tests.waiting import until
@@ -65,8 +66,7 @@ def test_the_second_takes_the_place_of_the_one_that_counts(two, shards):
     gone = number_of(pool, "standby")
     pool.kill("standby")
     until(lambda: not client.status().ready)
-    with pytest.raises(UnavailableError, match=f"{gone}, does not follow"):
-        client.put("refused", b"value", deadline="4s")
+    assert f"{gone}, does not follow" in asking.refusal(client)
     code, dropped = mooncake("standbys", pool.addresses["leader"], "--drop", gone)
     second = number_of(pool, "second")
     assert (code, dropped) == (0, {"dropped": gone, "counts": second, "elected": False})
@@ -93,15 +93,22 @@ def test_the_copy_may_go_and_come_and_nobody_waits(two):
     until(lambda: told(pool, "second") is None)
     put(client, ["two"])
     assert client.status().ready
-    pool.follow(*QUICK, name="second")
+    pool.follow(*QUICK, name="second", of="leader,standby")
     pool.until_copied(name="second")
     until(lambda: told(pool, "second")["address"] == pool.addresses["second"])
     assert not told(pool, "second")["counts"]
     put(client, ["three"])
-    pool.kill("second")
     led = pool.take_over()
     until(lambda: led.status().ready)
     assert_there(led, ["one", "two", "three"])
+    # It was told whom it may have to follow.
+    second = pool.addresses["second"]
+    until(lambda: asking.status(second).leader == pool.addresses["standby"])
+    asking.until_copied(second)
+    with pytest.raises(UnavailableError, match="stop that first"):
+        asking.ask(second, PROMOTE, PromoteRequest())
+    pool.kill("standby")
+    asking.promote(second)
 
 
 def test_what_a_promotion_loses_is_said_at_the_level_written_too(pool):
