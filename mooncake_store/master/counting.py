@@ -181,8 +181,10 @@ class Counting:
         Raises OSError.
         """
         async with self._lock:
-            if self.counted.number or not number:
-                return bool(number) and self.counted.number == number
+            if not number:
+                return False
+            if self.counted.number:
+                return self.counted.number == number
             wanted = Counted(number, self.counted.era)
             if self._first is not None and (first := counting_standby(self._first)) != wanted:
                 # That one decides for all; this one may have come from a host just now.

@@ -93,7 +93,7 @@ def begin(pool, **how):
     pool.lend()
     pool.until_copied()
     put(pool.client(), KEYS)
-    writer = Writer(pool.client(deadline=how.get("deadline", "3s")))
+    writer = Writer(pool.client(deadline="3s"))
     until(lambda: len(writer.answered) > 20)
     return writer
 
@@ -137,14 +137,13 @@ def test_while_not_all_is_copied_that_was_split_the_copies_of_before_may_lead(po
 
 @pytest.mark.parametrize("moment", ["copied", "copies decided"])
 def test_a_standby_that_is_killed_while_it_copies_anew_goes_on_when_it_is_started(pool, moment):
-    writer = begin(pool, standby=(KILLED_AT, moment), deadline=PATIENCE_S)
+    writer = begin(pool, standby=(KILLED_AT, moment))
     assert ask_to_split(pool) is None
     assert pool.programs["standby"].wait() != 0
-    before = len(writer.answered)
     pool.follow(*REPLICATED)
-    until(lambda: len(writer.answered) > before)
     pool.until_copied()
+    put(pool.client(), ["after"])
     led = pool.take_over()
     writer.end()
-    assert_there(led, [*KEYS, *writer.answered])
+    assert_there(led, [*KEYS, *writer.answered, "after"])
     assert len(led.store_stats()) == 2
