@@ -10,8 +10,8 @@ import xxhash
 from tests.paths.conftest import RAILS
 from tests.waiting import PATIENCE_S, long_before, until
 from transfer_engine import Operation, TransferEngine
-from transfer_engine.base import CANCELLED
-from transfer_engine.errors import PeerLostError, TransferError, TransferTimeoutError
+from transfer_engine.base import CANCELLED, UNKNOWN_SEGMENT
+from transfer_engine.errors import NotFoundError, PeerLostError, TransferError, TransferTimeoutError
 from transfer_engine.paths.policy import Rules
 from transfer_engine.testing import OwnerProcess, content
 from transfer_engine.transports.tcp import TcpTransport
@@ -35,6 +35,7 @@ class Faults:
 
     def __init__(self, monkeypatch):
         self.refuse = set()
+        self.gone = set()
         self.stall = set()
         self.calls = []
         self.patience = []
@@ -56,6 +57,8 @@ class Faults:
 
     def meet(self, host, deadline, size):
         self.calls.append((host, size))
+        if host in self.gone:
+            raise NotFoundError("injected", peer=host, operation="open")
         if host in self.refuse:
             raise PeerLostError("injected", peer=host)
         if host in self.stall:
@@ -209,6 +212,14 @@ def test_when_every_rail_fails_the_error_is_that_of_a_peer(setting, faults):
         engine.read_batch(target, [0], [SIZE], [region.address], timeout_s=60)
     faults.refuse.clear()
     assert engine.read_batch(target, [0], [SIZE], [region.address], timeout_s=60).ok
+
+
+def test_a_segment_that_is_gone_when_a_rail_is_opened_anew_fails_its_ranges_alone(setting, faults):
+    """As where a message about its bytes finds it gone: who moves batches hears of both alike."""
+    engine, target, region, _ = setting
+    faults.gone = {"127.0.0.1", "127.0.0.2", "127.0.0.3"}
+    done = engine.read_batch(target, [0], [SIZE], [region.address])
+    assert done.statuses.tolist() == [UNKNOWN_SEGMENT]
 
 
 def test_when_every_rail_is_silent_the_deadline_ends_it(setting, faults):

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from transfer_engine.base import CANCELLED, Batch
+from transfer_engine.base import CANCELLED, UNKNOWN_SEGMENT, Batch
 from transfer_engine.errors import (
+    NotFoundError,
     StoreError,
     TransferError,
     TransferTimeoutError,
@@ -253,6 +254,11 @@ class _Slice:
         try:
             transport, remote = run._routes.remote(self.path, batch.deadline)
             transport.move(remote, batch)
+        except NotFoundError:
+            # It was withdrawn, which an owner tells whoever opens it anew in other words than a
+            # message about its bytes.
+            batch.fail(UNKNOWN_SEGMENT)
+            run.ended(self, None)
         except StoreError as error:
             self._batch.statuses[:] = self._asked
             run.ended(self, error)
