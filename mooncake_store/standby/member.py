@@ -398,8 +398,11 @@ async def serve_member(
         )
     config = msgspec.structs.replace(config, journal="replicated")
     path = state_path(config)
-    with held(path):
-        settle(path)  # before it is looked at whether what is there may lead
+    try:
+        with held(path):
+            settle(path)  # before it is looked at whether what is there may lead
+    except OSError as error:
+        raise unusable(path, error) from error
     places, access = [*map(str, etcd)], read_access(member.etcd_file)
     async with EtcdCoordinator(places, member.name, access=access) as coordinator:
         grace_s = member.standby_grace_s

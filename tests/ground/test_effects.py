@@ -310,13 +310,18 @@ def asked_by_a_worker(given):
     return first_question(worker._link.masters)
 
 
+def serve(member):
+    """Be a member until something does not answer."""
+    with tempfile.TemporaryDirectory() as state, contextlib.suppress(StoreError):
+        asyncio.run(serve_member(MasterConfig(state=state), member, None, None, None))
+
+
 def etcd_of_a_member(given):
     """The etcd that a member turns to, the name there, and who it says it is."""
     chosen = load(MemberConfig, environ={}, overrides=given).value
     coordinator, stop = "mooncake_store.standby.member.EtcdCoordinator", StoreError("no")
     with mock.patch(coordinator, side_effect=stop) as made:
-        with contextlib.suppress(StoreError):
-            asyncio.run(serve_member(MasterConfig(), chosen, None, None, None))
+        serve(chosen)
         etcd, name = made.call_args.args
         return etcd, name, made.call_args.kwargs["access"].user
 
@@ -326,8 +331,7 @@ def grace_of_a_member(given):
     chosen = load(MemberConfig, environ={}, overrides=given).value
     stop = StoreError("no")
     with mock.patch("mooncake_store.standby.member._Member", side_effect=stop) as made:
-        with contextlib.suppress(StoreError):
-            asyncio.run(serve_member(MasterConfig(), chosen, None, None, None))
+        serve(chosen)
         return made.call_args.args[-1]
 
 
