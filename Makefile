@@ -72,6 +72,7 @@ soak-store: setup ## a running store under load, kills and stops, for MINUTES (1
 
 chaos: MINUTES := $(if $(filter file,$(origin MINUTES)),15,$(MINUTES))
 chaos: setup     ## processes killed, hosts cut off, nothing lost: MINUTES (15) of SEEDS (1) seeds
+	@.venv/bin/mooncake warmup
 	@$(PY) -m tests.soak.chaos --minutes $(MINUTES) --seed $(SEED) --seeds $(SEEDS)
 
 soak-reboot: setup ## a host that is started anew, with a million objects on its disk
