@@ -89,11 +89,6 @@ def pytest_xdist_auto_num_workers(config):
     return len(os.sched_getaffinity(0)) * 2
 
 
-def is_waiting(path):
-    """Whether tests of a module wait for leases and silences more than they compute."""
-    return path.parent.name in ("coordination", "hosting", "standby")
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Collect no garbage while tests are collected, and leave them alone in later collections.
@@ -109,18 +104,9 @@ def pytest_collection():
 
 
 def pytest_collection_modifyitems(items):
-    """Shuffle modules, and the tests of each, by the number in MOONCAKE_TEST_SHUFFLE.
-
-    Else spread those that mostly wait over the run, beside others that compute.
-    """
+    """Shuffle modules, and the tests of each, by the number in MOONCAKE_TEST_SHUFFLE."""
     seed = os.environ.get("MOONCAKE_TEST_SHUFFLE")
-    if not seed:
-        waiting = list(dict.fromkeys(each.path for each in items if is_waiting(each.path)))
-        places = {path: (at + 0.5) / len(waiting) for at, path in enumerate(waiting)}
-        for at, item in enumerate(items):
-            places.setdefault(item.path, at / len(items))
-        items.sort(key=lambda item: places[item.path])
-    else:
+    if seed:
         chance = random.Random(seed)
         chance.shuffle(items)
         modules = {item.path: chance.random() for item in items}

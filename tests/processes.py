@@ -37,9 +37,9 @@ def children(pid):
 
 
 def stopped(pid):
-    """Whether a process stands still since it was sent SIGSTOP."""
-    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
-    return stat.rpartition(")")[2].split()[0] == "T"
+    """Whether all threads of a process stand still since it was sent SIGSTOP."""
+    stats = (each.read_text(encoding="ascii") for each in Path(f"/proc/{pid}/task").glob("*/stat"))
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
 
 def connections(pid, port):

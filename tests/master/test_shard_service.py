@@ -146,7 +146,7 @@ def test_answers_of_a_waiting_put_keep_the_order_of_its_keys(pool):
 def test_the_deadline_of_the_request_bounds_the_wait_for_space(pool):
     pool.put([b"first"], BIG)
     pool.get([b"first"], ttl_ms=60_000)
-    rows, _ = pool.put_start([b"second"], BIG, timeout_s=3.0, wait_ms=60_000)
+    rows, _ = pool.put_start([b"second"], BIG, timeout_s=6.0, wait_ms=60_000)
     assert rows["status"][0] == Status.NO_SPACE
 
 

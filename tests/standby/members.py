@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from mooncake_store.errors import UnavailableError
 from mooncake_store.worker.cleaning import clean
 from tests.coordination.etcds import free_ports, post
 from tests.master.wires import ClusterWire
-from tests.processes import children
+from tests.processes import children, stopped
 from tests.waiting import until
 
 
@@ -137,10 +138,13 @@ class Members:
         assert '"leads": true' not in self.programs[at].output
 
     def signal(self, at, number):
-        """Send a signal to a member and its shards."""
+        """Send a signal to a member and its shards, which stand still by then if that stops them."""
         pid = self.programs[at].process.pid
-        for each in (pid, *children(pid)):
+        sent = (pid, *children(pid))
+        for each in sent:
             os.kill(each, number)
+        if number == signal.SIGSTOP:
+            until(lambda: all(map(stopped, sent)))
 
     def close(self):
         for client in self._clients:
