@@ -138,7 +138,7 @@ class Members:
         assert '"leads": true' not in self.programs[at].output
 
     def signal(self, at, number):
-        """Send a signal to a member and its shards, which stand still by then if that stops them."""
+        """Send a signal to a member and its shards, which stand still then if it stops them."""
         pid = self.programs[at].process.pid
         sent = (pid, *children(pid))
         for each in sent:
