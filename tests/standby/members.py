@@ -1,6 +1,7 @@
 """Members of a pool that an etcd elects a leader of, as processes, and what tests put there."""
 
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import pytest
 from mooncake_store.client.blocking import Client
 from mooncake_store.errors import UnavailableError
 from mooncake_store.worker.cleaning import clean
-from tests.coordination.etcds import free_ports, post
+from tests.coordination.etcds import Etcd, free_ports, post
 from tests.master.wires import ClusterWire
 from tests.processes import children, stopped
 from tests.waiting import until
@@ -30,6 +31,15 @@ def assert_there(client, keys):
     for key, value in zip(keys, client.get_many(keys).values, strict=True):
         assert value is not None, f"{key} is lost"
         assert bytes(value) == value_of(key), f"{key} has other bytes"
+
+
+@contextlib.contextmanager
+def elected(start_program, folder, kind=None, **settings):
+    """Members (of a kind) and a real etcd, which end with the test."""
+    etcd = Etcd(start_program, folder / "etcd")
+    made = (kind or Members)(start_program, folder, ",".join(etcd.addresses), **settings)
+    with contextlib.closing(made):
+        yield made
 
 
 class Members:

@@ -5,9 +5,8 @@ import signal
 import pytest
 
 from mooncake_store.errors import StoreError
-from tests.coordination.etcds import Etcd
 from tests.standby.asking import mooncake, refusal
-from tests.standby.members import Members, assert_there, put
+from tests.standby.members import assert_there, elected, put
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -15,11 +14,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 @pytest.fixture
 def pool(start_program, tmp_path, request):
-    etcd = Etcd(start_program, tmp_path / "etcd")
-    settings = getattr(request, "param", {})
-    made = Members(start_program, tmp_path, ",".join(etcd.addresses), **settings)
-    yield made
-    made.close()
+    with elected(start_program, tmp_path, **getattr(request, "param", {})) as made:
+        yield made
 
 
 @pytest.mark.parametrize("pool", [{"shards": 1}, {"shards": 2}], indirect=True)

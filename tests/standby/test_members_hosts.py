@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.coordination.etcds import Etcd, free_ports
-from tests.standby.members import Members, assert_there, put
+from tests.coordination.etcds import free_ports
+from tests.standby.members import Members, assert_there, elected, put
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -45,10 +45,8 @@ class Pool(Members):
 
 @pytest.fixture
 def pool(start_program, tmp_path):
-    etcd = Etcd(start_program, tmp_path / "etcd")
-    made = Pool(start_program, tmp_path, ",".join(etcd.addresses), shards=2)
-    yield made
-    made.close()
+    with elected(start_program, tmp_path, Pool, shards=2) as made:
+        yield made
 
 
 def test_shards_lead_elsewhere_for_whoever_is_elected_and_come_back(pool):

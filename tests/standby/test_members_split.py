@@ -6,10 +6,9 @@ import pytest
 
 from mooncake_store.errors import StoreError
 from mooncake_store.wire.hosts import SPLIT, Split
-from tests.coordination.etcds import Etcd
 from tests.standby import asking
 from tests.standby.conftest import takes_changes
-from tests.standby.members import Members, assert_there, put
+from tests.standby.members import assert_there, elected, put
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -20,11 +19,8 @@ KILLED_AT = "tests.standby.killed_at"
 
 @pytest.fixture
 def pool(start_program, tmp_path, request):
-    etcd = Etcd(start_program, tmp_path / "etcd")
-    settings = getattr(request, "param", {})
-    made = Members(start_program, tmp_path, ",".join(etcd.addresses), **settings)
-    yield made
-    made.close()
+    with elected(start_program, tmp_path, **getattr(request, "param", {})) as made:
+        yield made
 
 
 def begin(pool, **how):
