@@ -114,6 +114,8 @@ class Leased:
     nbytes: int = 0
     most: int = 0
     host: str = ""
+    until: int = 0
+    """When the last lease of that client ends."""
 
 
 class Waiting:
@@ -184,6 +186,8 @@ class ShardState:
         bind(places.ROW_WORDS, self.rows.view(np.int64))
         self.table = Table(self.rows, self.context)
         self.shared = bind(places.SHARED, reserve(leases.SETS * leases.SET_WORDS, np.int64))
+        self.long_of = bind(places.LONG_OF, reserve(3 * CLIENTS_MAX, np.int64)).reshape(-1, 3)
+        self.words[places.BRIEF_NS] = config.lease_ttl_ns
         self.overflow = bind(places.OVERFLOW_ROWS, reserve(2 * rows_max + 1, OVERFLOW))
         self.cold = bind(places.COLD_ROWS, reserve(rows_max, COLD))
         bind(places.COLD_WORDS, self.cold.view(np.int64))
@@ -226,6 +230,8 @@ class ShardState:
         self.closed = np.zeros(CLIENTS_MAX, np.uint8)  # 1 closed, 2 closed and fenced
         self.closed[0] = 1  # handle 0 is nobody
         self.leased = Leased()
+        self.foresight_ns = 0
+        """Leases that end within this time do not keep an object from being chosen to leave."""
         self.totals = Totals()
         self.late_cursor = 0  # where the search for late puts goes on
         self.handle = 0  # of the client opened last

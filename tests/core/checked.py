@@ -350,7 +350,8 @@ class Checked(SegmentCalls, HintCalls):
             at += count
             alive = {(e.segment, e.offset) for e in self.model.alive(version)}
             expect(places == alive, f"get of {key} lists {places}, not {alive}")
-            left, remaining = int(row["lease_ns"]), self.model.lease(item, client, ttl)
+            left = int(row["lease_ns"])
+            remaining = self.model.lease(item, client, ttl, left)
             expect(left == remaining, f"get of {key} leases {left} ns, not {remaining}")
         expect(at == len(replicas), "get lists replicas of nobody")
 
@@ -369,7 +370,8 @@ class Checked(SegmentCalls, HintCalls):
             self.now, client, digests_of(keys), np.array(generations, np.uint32), ttl
         )
         for key, generation, code, ns in zip(keys, generations, out, left, strict=True):
-            told, known = (int(code), int(ns)), self.model.renew(client, key, generation, ttl)
+            told = int(code), int(ns)
+            known = self.model.renew(client, key, generation, ttl, int(ns))
             expect(told == known, f"renew of {key}: {told}, not {known}")
 
     def release(self, client: int, keys: Sequence[int], generations: Sequence[int]) -> None:
@@ -464,6 +466,16 @@ class Checked(SegmentCalls, HintCalls):
             ]
             expect(not left, f"evict of everything left {left}")
 
+    def make_way(self, sizes: Sequence[int], options: StartOptions, wait: int) -> None:
+        """Have objects leave for a put that found no room and waits."""
+        until = min(self.now + wait, self.now + self.shard.config.lease_ttl_ns)
+        self.note("make_way", list(sizes), options, wait)
+        asked = np.array(sizes, np.int64), options, self.now + wait
+        expect(self.shard.make_way(self.now, *asked) == until, "it is to be asked again elsewhen")
+        victims = self.model.follow_evicted(self.went(), "make_way", until)
+        self.follow_upserts()
+        expect(bool(sizes) or not victims, f"{victims} left for nothing")
+
     def _check_order(self, victims: list[Object], pinned: set[int]) -> None:
         """Coldest first among the objects that belong to no group; by last use, if that decides."""
         model, by_use = self.model, self.shard.config.eviction_policy == "lru"
@@ -493,6 +505,7 @@ class Checked(SegmentCalls, HintCalls):
             for info in self.shard.segments()
             if info.state not in UNREADABLE
         )
+        model.share_out()
         self.shard.tick(self.now)
         model.end_soft_pins()
         for segment in model.segments.values():

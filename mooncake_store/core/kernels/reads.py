@@ -28,6 +28,7 @@ from mooncake_store.core.codes import (
 )
 from mooncake_store.core.context import (
     ALIVE,
+    BRIEF_NS,
     BYTE,
     COLD_ROWS,
     DEAD,
@@ -48,7 +49,7 @@ from mooncake_store.core.context import (
     UNSURE,
 )
 from mooncake_store.core.kernels.columns import column
-from mooncake_store.core.kernels.leases import lease
+from mooncake_store.core.kernels.leases import granted, lease
 from mooncake_store.core.kernels.table import find, is_living
 from mooncake_store.core.records import COLD, OVERFLOW, ROW
 from mooncake_store.core.ring import HORIZON
@@ -107,8 +108,8 @@ def count_hit(rows, row, window):
 def get(context, client, now, ttl, digests, answers, replicas):
     """Answer gets: where the replicas are, with a lease of `ttl` for the client if that is above 0.
 
-    The answer tells this lease, not a longer one of anybody. Rows read are added to NOTES. Returns
-    how many replicas were written.
+    Of less where long leases have no share left. The answer tells this lease, not a longer one of
+    anybody. Rows read are added to NOTES. Returns how many replicas were written.
     """
     found = column(context, FOUND, INT32)
     notes = column(context, NOTES, INT64)
@@ -122,6 +123,7 @@ def get(context, client, now, ttl, digests, answers, replicas):
     window = ((now // context[HITS_WINDOW_NS]) & HITS_WINDOWS) << HITS_BITS
     m, hits, misses, away, nbytes, seen = 0, 0, 0, 0, 0, 0
     count = context[NOTED]
+    brief = context[BRIEF_NS]
     for i in range(digests.shape[0]):
         row = found[i]
         status = NOT_FOUND
@@ -152,8 +154,11 @@ def get(context, client, now, ttl, digests, answers, replicas):
         answers[i].status = OK
         answers[i].lease_ns = 0
         if ttl > 0:
-            lease(rows, shared, row, client, 1, now, ttl)
-            answers[i].lease_ns = ttl
+            allowed = ttl
+            if ttl > brief:
+                allowed = granted(context, rows, row, client, now, ttl)
+            lease(rows, shared, row, client, 1, now, allowed)
+            answers[i].lease_ns = allowed
             for j in range(first, m):
                 at = replicas[j].segment
                 lease_until[at] = max(lease_until[at], rows[row].lease_end)
