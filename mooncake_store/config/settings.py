@@ -160,7 +160,10 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
     ] = 24 * HOUR_NS
     hard_pin_share: Annotated[
         Share,
-        Meta(description="Share of the pool that hard-pinned objects may fill."),
+        Meta(
+            description="Share of the pool that hard-pinned objects may fill; those of one client "
+            "three quarters of that."
+        ),
     ] = 0.5
     writers_share: Annotated[
         Share,

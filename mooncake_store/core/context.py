@@ -48,6 +48,8 @@ NAME_WORDS, NAME_HEADS = 46, 48
 SHARED = 56
 # Bytes under long leases by client, see there as well.
 LONG_OF = 99
+# Which client pinned a row hard, and how many bytes each has pinned so.
+PINNER, PINNED_OF = 101, 103
 # What kernels leave for Python to hand on in larger batches: notes to the eviction policies of rows
 # that were read, came or went, and extents freed.
 NOTES, FREED_EXTENTS = 50, 52
@@ -56,10 +58,10 @@ NOTES, FREED_EXTENTS = 50, 52
 MARKS, CELLS, RING_HEADER, ROW_WORDS, COLD_WORDS = 58, 60, 62, 80, 82
 # Scratch of a kernel call: rows found, whether a row is new, statuses.
 FOUND, FRESH, STATUS = 8, 10, 12
-WORDS = 101
+WORDS = 105
 
 INT64, INT32, INT16 = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.int16)
-BYTE = np.dtype(np.uint8)
+BYTE, UINT16 = np.dtype(np.uint8), np.dtype(np.uint16)
 """Types of the columns that are not records, for `column`."""
 
 

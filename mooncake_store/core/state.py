@@ -187,6 +187,8 @@ class ShardState:
         self.table = Table(self.rows, self.context)
         self.shared = bind(places.SHARED, reserve(leases.SETS * leases.SET_WORDS, np.int64))
         self.long_of = bind(places.LONG_OF, reserve(3 * CLIENTS_MAX, np.int64)).reshape(-1, 3)
+        self.pinner = bind(places.PINNER, reserve(rows_max, np.uint16))  # of what is pinned hard
+        self.pinned_of = bind(places.PINNED_OF, reserve(CLIENTS_MAX, np.int64))
         self.words[places.BRIEF_NS] = config.lease_ttl_ns
         self.overflow = bind(places.OVERFLOW_ROWS, reserve(2 * rows_max + 1, OVERFLOW))
         self.cold = bind(places.COLD_ROWS, reserve(rows_max, COLD))
@@ -303,6 +305,11 @@ class ShardState:
     def clear_flag(self, rows: NDArray[np.int32] | int, flag: Flag) -> None:
         """Clear a flag of rows."""
         self.rows["flags"][rows] &= np.uint8(~flag & 0xFF)
+
+    def count_pinned(self, row: int, nbytes: int) -> None:
+        """Note that a row pins more bytes hard, or fewer, for the client that did it."""
+        self.tally[c.HARD_BYTES] += nbytes
+        self.pinned_of[self.pinner[row]] += nbytes
 
     def dispose(
         self,

@@ -549,9 +549,9 @@ class Checked(SegmentCalls, HintCalls):
             item.soft_pin_end = until if enable and wanted else 0
             item.priority = 1
 
-    def hard_pin(self, keys: Sequence[int], pinned: bool) -> None:
-        self.note("hard_pin", list(keys), pinned)
-        out = self.shard.set_hard_pin(self.now, digests_of(keys), pinned)
+    def hard_pin(self, client: int, keys: Sequence[int], pinned: bool) -> None:
+        self.note("hard_pin", client, list(keys), pinned)
+        out = self.shard.set_hard_pin(self.now, digests_of(keys), pinned, client)
         for key, code in zip(keys, out, strict=True):
             item = self.model.readable(key)
             if item is None:

@@ -342,7 +342,8 @@ class Rules:
         self.checked.pin(self._keys(4), self.rng.random() < 0.7, ttl)
 
     def hard_pin(self) -> None:
-        self.checked.hard_pin(self._keys(3), self.rng.random() < 0.4)
+        client = self.rng.choice((*self.clients, self.hostile))
+        self.checked.hard_pin(client, self._keys(3), self.rng.random() < 0.4)
 
     def hint(self) -> None:
         action, pick = self.rng.choice(list(HintAction)), self.rng.choice

@@ -92,9 +92,7 @@ def test_what_leaves_under_a_long_lease_keeps_its_share_until_that_ends() -> Non
     assert seconds(lab, keys[long:], lab.client).count(LONG) * size == SHARE // 4
 
 
-@pytest.mark.parametrize(
-    ("size", "wanted"), [(65_536, 65_536), (65_536, 2 * MIB), (MIB, MIB)]
-)
+@pytest.mark.parametrize(("size", "wanted"), [(65_536, 65_536), (65_536, 2 * MIB), (MIB, MIB)])
 def test_a_writer_has_room_when_ordinary_leases_end_whatever_readers_ask_for(
     size: int, wanted: int
 ) -> None:

@@ -23,7 +23,15 @@ its bytes; those granted on rows that the sweep which runs had passed; those tha
 import numpy as np
 
 from kernel_cache import njit
-from mooncake_store.core.codes import HOLDERS_MAX, KERNEL, LEASE_EXPIRED, NOT_FOUND, OK, READABLE
+from mooncake_store.core.codes import (
+    HARD_PIN,
+    HOLDERS_MAX,
+    KERNEL,
+    LEASE_EXPIRED,
+    NOT_FOUND,
+    OK,
+    READABLE,
+)
 from mooncake_store.core.context import (
     BRIEF_NS,
     INT64,
@@ -32,7 +40,10 @@ from mooncake_store.core.context import (
     LONG_MOST,
     LONG_MOST_OF_ONE,
     LONG_OF,
+    PINNED_OF,
+    PINNER,
     SWEPT,
+    UINT16,
     UNSHARED,
 )
 from mooncake_store.core.kernels.columns import column
@@ -264,11 +275,18 @@ def survey(context, rows, shared, closed, span, leased, ends):
     `ends`: when the last one ends. The third words of LONG_OF add up what is under long leases.
 
     What several clients have, or clients that are closed, is added to nobody's, leased[0]. What a
-    closed client has is nobody's from now on: its number may be given to another one.
+    closed client has is nobody's from now on, hard pins included: its number may be given to
+    another one.
     """
     now = span[2]
     of = column(context, LONG_OF, INT64)
+    pinner, pinned_of = column(context, PINNER, UINT16), column(context, PINNED_OF, INT64)
     for row in range(span[0], span[1]):
+        if rows[row].state != 0 and rows[row].flags & HARD_PIN and closed[pinner[row]] != 0:
+            pinned = rows[row].size * rows[row].replicas
+            pinned_of[np.int64(pinner[row])] -= pinned
+            pinner[row] = 0
+            pinned_of[0] += pinned
         if rows[row].state != READABLE or rows[row].lease_end <= now:
             continue
         generation = np.int64(rows[row].generation)

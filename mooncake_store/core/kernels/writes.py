@@ -16,7 +16,6 @@ from mooncake_store.core.codes import (
     DISK,
     DOOMED,
     GENERATION,
-    HARD_BYTES,
     HARD_PIN,
     ILLEGAL_CLIENT,
     INVALID_KEY,
@@ -80,6 +79,7 @@ from mooncake_store.core.context import (
     TIERS,
 )
 from mooncake_store.core.kernels.columns import column
+from mooncake_store.core.kernels.pins import count_pinned
 from mooncake_store.core.kernels.reads import first_offset
 from mooncake_store.core.kernels.table import (
     FREE_ROWS,
@@ -343,8 +343,11 @@ def beside(rows, cold, old, new, sizes, now, who, wanted, tally, tenant_use):
 
 
 @njit(**KERNEL)
-def attach(rows, cold, overflow, chosen, segments, offsets, tenant, tally, tenant_use):
+def attach(context, chosen, segments, offsets, tenant):
     """Give each chosen row one more replica (a chain keeps the order of attachment)."""
+    rows, cold = column(context, ROWS, ROW), column(context, COLD_ROWS, COLD)
+    overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
+    tenant_use = column(context, TENANT_USE, INT64)
     for i in range(chosen.shape[0]):
         row = chosen[i]
         if rows[row].segment < 0:
@@ -363,12 +366,12 @@ def attach(rows, cold, overflow, chosen, segments, offsets, tenant, tally, tenan
                     last = overflow[last].next
                 overflow[last].next = link
         if rows[row].state == READABLE and missing(rows, cold, row) > 0:
-            tally[MISSING] -= 1
+            context[TALLY + MISSING] -= 1
         rows[row].replicas += 1
-        tally[BYTES] += rows[row].size
-        tenant_use[tenant, 0] += rows[row].size
+        context[TALLY + BYTES] += rows[row].size
+        tenant_use[2 * tenant] += rows[row].size
         if rows[row].flags & HARD_PIN:
-            tally[HARD_BYTES] += rows[row].size
+            count_pinned(context, row, rows[row].size)
 
 
 @njit(**KERNEL)
@@ -543,5 +546,5 @@ def drop_replica(context, row, segment):
     context[TALLY + BYTES] -= rows[row].size
     column(context, TENANT_USE, INT64)[2 * np.int64(cold[row].tenant)] -= rows[row].size
     if rows[row].flags & HARD_PIN:
-        context[TALLY + HARD_BYTES] -= rows[row].size
+        count_pinned(context, row, -rows[row].size)
     return offset
