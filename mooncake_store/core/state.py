@@ -186,10 +186,7 @@ class ShardState:
         bind(places.ROW_WORDS, self.rows.view(np.int64))
         self.table = Table(self.rows, self.context)
         self.shared = bind(places.SHARED, reserve(leases.SETS * leases.SET_WORDS, np.int64))
-        self.long_of = bind(places.LONG_OF, reserve(3 * CLIENTS_MAX, np.int64)).reshape(-1, 3)
-        self.pinner = bind(places.PINNER, reserve(rows_max, np.uint16))  # of what is pinned hard
-        self.pinned_of = bind(places.PINNED_OF, reserve(CLIENTS_MAX, np.int64))
-        self.words[places.BRIEF_NS] = config.lease_ttl_ns
+        self._bind_shares()
         self.overflow = bind(places.OVERFLOW_ROWS, reserve(2 * rows_max + 1, OVERFLOW))
         self.cold = bind(places.COLD_ROWS, reserve(rows_max, COLD))
         bind(places.COLD_WORDS, self.cold.view(np.int64))
@@ -232,13 +229,21 @@ class ShardState:
         self.closed = np.zeros(CLIENTS_MAX, np.uint8)  # 1 closed, 2 closed and fenced
         self.closed[0] = 1  # handle 0 is nobody
         self.leased = Leased()
-        self.foresight_ns = 0
-        """Leases that end within this time do not keep an object from being chosen to leave."""
         self.totals = Totals()
         self.late_cursor = 0  # where the search for late puts goes on
         self.handle = 0  # of the client opened last
         self.handles_used = 0  # the greatest there was
         self.replicas_most = 1  # replicas of one object, at most, ever
+
+    def _bind_shares(self) -> None:
+        """Make the columns of what clients hold: bytes under long leases and hard pins."""
+        bind = self.context.bind
+        self.long_of = bind(places.LONG_OF, reserve(3 * CLIENTS_MAX, np.int64)).reshape(-1, 3)
+        self.pinner = bind(places.PINNER, reserve(self.config.objects_max, np.uint16))
+        self.pinned_of = bind(places.PINNED_OF, reserve(CLIENTS_MAX, np.int64))
+        self.words[places.BRIEF_NS] = self.config.lease_ttl_ns
+        self.foresight_ns = 0
+        """Leases that end within this time do not keep an object from being chosen to leave."""
 
     def enter_client(self, client: Client) -> None:
         """Know a client from now on."""

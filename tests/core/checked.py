@@ -24,6 +24,7 @@ from tests.core.lab import START, digests_of, names_of
 from tests.core.model import NO_ROOM, OK, UNREADABLE, Reference
 from tests.core.nouns import Object, Tenant, Version
 from tests.core.renamed import expect_rename, renamed
+from tests.core.shares import share_out
 from tests.core.space import Extent, expect
 
 if TYPE_CHECKING:
@@ -505,7 +506,7 @@ class Checked(SegmentCalls, HintCalls):
             for info in self.shard.segments()
             if info.state not in UNREADABLE
         )
-        model.share_out()
+        share_out(model)
         self.shard.tick(self.now)
         model.end_soft_pins()
         for segment in model.segments.values():

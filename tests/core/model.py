@@ -17,6 +17,7 @@ from mooncake_store.core.records import SIZE_MAX, SegmentState, Status
 from mooncake_store.core.wheel import SLOT_NS
 from tests.core.holds import Holds
 from tests.core.nouns import Object, Quarantined, Segment, Task, Tenant, Version
+from tests.core.shares import allowed, share_out
 from tests.core.space import Mismatch
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Reference:
     """(client, generation) of puts whose place another put took."""
     evicted: int = 0
     shared_out: int = 0
-    """Bytes of which long leases have a share; what goes counts until the shard looks again."""
+    """Bytes of which long leases have a share, see `shares.py`."""
     clock: int = 0
     """Counts accesses; an object's stamp is its place in the order of last use."""
 
@@ -435,39 +436,12 @@ class Reference:
             return Status.NOT_READY
         return Status.NOT_FOUND
 
-    def share_out(self) -> None:
-        """Note how much memory there is to be shared by pins, long leases and writers."""
-        readable = (s for s in self.segments.values() if s.state not in UNREADABLE)
-        self.shared_out = sum(segment.space.nbytes for segment in readable)
-
-    def allowed(self, item: Object, ttl: int, told: int) -> int:
-        """How long a lease is that was asked for with this, by what its client was told of it.
-
-        A shard may say of a long one that its share is taken, until it has looked again.
-        """
-        config = self.config
-        ttl = min(ttl, config.lease_ttl_max_ns)
-        if told < min(ttl, config.lease_ttl_ns):
-            raise Mismatch(f"an ordinary lease of {item.key} lasts {told} ns, not {ttl}")
-        long_from = self.now + config.lease_ttl_ns
-        if told < ttl:
-            return config.lease_ttl_ns
-        if ttl <= config.lease_ttl_ns or item.lease_end > long_from:
-            return ttl
-        assert item.current is not None
-        share = 1 - config.hard_pin_share - config.writers_share
-        long = (each for each in self.objects.values() if each.lease_end > long_from)
-        taken = item.current.size + sum(each.current.size for each in long if each.current)
-        if taken > share * self.shared_out:
-            raise Mismatch(f"a long lease of {item.key}: {taken} of {self.shared_out} bytes")
-        return ttl
-
     def lease(self, item: Object, client: int, ttl: int, told: int) -> int:
         """Grant a client a read lease; return how long this one is."""
         self.touch(item)
         if ttl <= 0:
             return 0
-        ttl = self.allowed(item, ttl, told)
+        ttl = allowed(self, item, ttl, told)
         item.holds.grant(client, self.now, ttl)
         return ttl
 
@@ -477,7 +451,7 @@ class Reference:
         item = self.readable(key)
         if item is None or item.current is None or item.current.generation != generation:
             return Status.LEASE_EXPIRED, 0
-        return OK, item.holds.renew(client, self.now, self.allowed(item, ttl, told))
+        return OK, item.holds.renew(client, self.now, allowed(self, item, ttl, told))
 
     def release(self, client: int, key: int, generation: int) -> Status:
         item = self.objects.get(key)
@@ -539,7 +513,7 @@ class Reference:
         if old is not None and old.state != SegmentState.GONE:
             raise Mismatch(f"segment index {index} is in use by {old.name}")
         self.segments[index] = segment
-        self.share_out()
+        share_out(self)
 
     def close_client(self, client: int, *, fenced: bool) -> None:
         """End a client: its unfinished puts are over, what is readable stays."""

@@ -60,13 +60,11 @@ _CLIENT = 0xFFFF
 
 @njit(**KERNEL)
 def granted(context, rows, row, client, now, ttl):
-    """How long a lease is that a client gets who asks for `ttl`: at most BRIEF_NS without a share.
+    """How long a lease is that a client gets who asks for a long one: BRIEF_NS without a share.
 
     A row takes its share when it comes under a long lease, by whoever has that first. O(1).
     """
     brief = context[BRIEF_NS]
-    if ttl <= brief:
-        return ttl
     nbytes = np.int64(0)
     if rows[row].lease_end <= now + brief and not rows[row].flags & context[UNSHARED]:
         nbytes = np.int64(rows[row].size * rows[row].replicas)
@@ -178,6 +176,17 @@ def lease(rows, shared, row, client, further, now, ttl):
     return own
 
 
+@njit(**KERNEL, inline="always")
+def grant(context, rows, shared, row, client, further, now, ttl):
+    """Lease a row to a client that asks for `ttl`, see `lease`. O(WAYS).
+
+    Returns how long this lease is, and when what the client has ends.
+    """
+    if ttl > context[BRIEF_NS]:
+        ttl = granted(context, rows, row, client, now, ttl)
+    return ttl, lease(rows, shared, row, client, further, now, ttl)
+
+
 @njit(**KERNEL)
 def _others_share(rows, shared, row, client, now):
     """Whether any other client has an entry for the object of a row. O(WAYS)."""
@@ -236,8 +245,8 @@ def renew(
         status[i] = OK
         if ttl == 0:
             continue
-        allowed = granted(context, rows, row, client, now, ttl)
-        remaining[i] = lease(rows, shared, row, client, 0, now, allowed) - now
+        _, own = grant(context, rows, shared, row, client, 0, now, ttl)
+        remaining[i] = own - now
         end = rows[row].lease_end
         lease_until[rows[row].segment] = max(lease_until[rows[row].segment], end)
         link = rows[row].more

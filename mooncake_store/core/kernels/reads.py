@@ -28,7 +28,6 @@ from mooncake_store.core.codes import (
 )
 from mooncake_store.core.context import (
     ALIVE,
-    BRIEF_NS,
     BYTE,
     COLD_ROWS,
     DEAD,
@@ -49,7 +48,7 @@ from mooncake_store.core.context import (
     UNSURE,
 )
 from mooncake_store.core.kernels.columns import column
-from mooncake_store.core.kernels.leases import granted, lease
+from mooncake_store.core.kernels.leases import grant
 from mooncake_store.core.kernels.table import find, is_living
 from mooncake_store.core.records import COLD, OVERFLOW, ROW
 from mooncake_store.core.ring import HORIZON
@@ -123,7 +122,6 @@ def get(context, client, now, ttl, digests, answers, replicas):
     window = ((now // context[HITS_WINDOW_NS]) & HITS_WINDOWS) << HITS_BITS
     m, hits, misses, away, nbytes, seen = 0, 0, 0, 0, 0, 0
     count = context[NOTED]
-    brief = context[BRIEF_NS]
     for i in range(digests.shape[0]):
         row = found[i]
         status = NOT_FOUND
@@ -154,11 +152,7 @@ def get(context, client, now, ttl, digests, answers, replicas):
         answers[i].status = OK
         answers[i].lease_ns = 0
         if ttl > 0:
-            allowed = ttl
-            if ttl > brief:
-                allowed = granted(context, rows, row, client, now, ttl)
-            lease(rows, shared, row, client, 1, now, allowed)
-            answers[i].lease_ns = allowed
+            answers[i].lease_ns, _ = grant(context, rows, shared, row, client, 1, now, ttl)
             for j in range(first, m):
                 at = replicas[j].segment
                 lease_until[at] = max(lease_until[at], rows[row].lease_end)

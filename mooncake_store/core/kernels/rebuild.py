@@ -28,8 +28,8 @@ from mooncake_store.core.context import (
     TENANT_USE,
 )
 from mooncake_store.core.kernels.columns import column
-from mooncake_store.core.kernels.pins import count_pinned
 from mooncake_store.core.kernels.reads import first_offset
+from mooncake_store.core.kernels.writes import count_pinned
 from mooncake_store.core.records import COLD, OVERFLOW, ROW
 
 

@@ -63,10 +63,9 @@ from mooncake_store.core.context import (
 from mooncake_store.core.kernels.columns import column
 from mooncake_store.core.kernels.leases import leased_to_others
 from mooncake_store.core.kernels.names import drop
-from mooncake_store.core.kernels.pins import count_pinned
 from mooncake_store.core.kernels.reads import first_offset
 from mooncake_store.core.kernels.table import delete, find, give_link
-from mooncake_store.core.kernels.writes import keep_marks, missing, note, record
+from mooncake_store.core.kernels.writes import count_pinned, keep_marks, missing, note, record
 from mooncake_store.core.records import COLD, EVENT, OVERFLOW, ROW
 
 

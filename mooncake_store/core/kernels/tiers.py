@@ -39,10 +39,9 @@ from mooncake_store.core.context import (
     TIERS,
 )
 from mooncake_store.core.kernels.columns import column
-from mooncake_store.core.kernels.pins import count_pinned
 from mooncake_store.core.kernels.reads import first_offset
 from mooncake_store.core.kernels.table import take_link
-from mooncake_store.core.kernels.writes import drop_replica, keep_marks, missing
+from mooncake_store.core.kernels.writes import count_pinned, drop_replica, keep_marks, missing
 from mooncake_store.core.records import COLD, OVERFLOW, ROW
 
 ROW_MASK = (1 << 32) - 1

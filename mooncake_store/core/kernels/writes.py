@@ -16,6 +16,7 @@ from mooncake_store.core.codes import (
     DISK,
     DOOMED,
     GENERATION,
+    HARD_BYTES,
     HARD_PIN,
     ILLEGAL_CLIENT,
     INVALID_KEY,
@@ -70,6 +71,8 @@ from mooncake_store.core.context import (
     NOTES,
     OVERFLOW_ROWS,
     PIN_ENDS,
+    PINNED_OF,
+    PINNER,
     ROWS,
     STATUS,
     TABLE_A,
@@ -77,9 +80,9 @@ from mooncake_store.core.context import (
     TALLY,
     TENANT_USE,
     TIERS,
+    UINT16,
 )
 from mooncake_store.core.kernels.columns import column
-from mooncake_store.core.kernels.pins import count_pinned
 from mooncake_store.core.kernels.reads import first_offset
 from mooncake_store.core.kernels.table import (
     FREE_ROWS,
@@ -340,6 +343,19 @@ def beside(rows, cold, old, new, sizes, now, who, wanted, tally, tenant_use):
         cold[new[i]].twin = old[i] + 1
         cold[old[i]].twin = new[i] + 1
     tenant_use[who[1], 1] += old.shape[0]
+
+
+@njit(**KERNEL, inline="always")
+def count_pinned(context, row, nbytes):
+    """Note that a row pins more bytes hard, or fewer: in all, and for the client that did it. O(1).
+
+    PINNER tells who, for rows that have the flag. What clients that are gone have pinned, and all
+    of before a restart, is nobody's: client 0.
+    """
+    context[TALLY + HARD_BYTES] += nbytes
+    pinner = column(context, PINNER, UINT16)
+    pinned_of = column(context, PINNED_OF, INT64)
+    pinned_of[np.int64(pinner[row])] += nbytes
 
 
 @njit(**KERNEL)
