@@ -8,7 +8,7 @@ numba and asyncio at `debug` would bury the line one looks for.
 State changes are logged once, through `StateLog`, and objects never: a master sees millions of
 them a second, and metrics count those. Each record is one line; control characters inside a
 message (a key may hold some) are escaped, so nobody can forge a line or steer a terminal. A
-traceback follows its line in the human format and is a field in JSON. Logging a change is O(1).
+traceback follows its line in the human format, and is a field in JSON. Logging a change is O(1).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
+from textwrap import indent
 from typing import TextIO
 
 from kernel_cache import telling
@@ -42,7 +43,11 @@ class HumanFormatter(logging.Formatter):
         seconds = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         message = printable(record.getMessage(), keep="\t")
         line = f"{seconds}.{int(record.msecs):03d} {record.levelname} {record.name}: {message}"
-        return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
+        if not record.exc_info:
+            return line
+        trace = printable(self.formatException(record.exc_info), keep="\n\t")
+        # Moved in, so that nothing an exception says looks like a line of the log.
+        return f"{line}\n{indent(trace, '  ')}"
 
 
 class JsonFormatter(logging.Formatter):

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from mooncake_store import ids
 from mooncake_store.client import AsyncClient, Digests
 from mooncake_store.errors import ConfigError, NotFoundError, StoreError
+from mooncake_store.printable import printable
 from serving.connectors.keys import parse_key, scope_prefix
 from serving.connectors.presence import Presence
 from serving.connectors.publisher import AllBlocksCleared, BlockRemoved, BlockStored, Publisher
@@ -272,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(_serve(parser.parse_args(arguments)))
     except StoreError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(printable(str(error)) + "\n")
         return 3 if isinstance(error, ConfigError) else 4
     return 0
 
