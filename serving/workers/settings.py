@@ -39,6 +39,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Where other workers write KV to; 0 takes any that is free."""
     transports: tuple[str, ...] = ()
     """The ways that its KV may take to other workers; empty allows all."""
+    data_networks: tuple[str, ...] = ()
+    """Networks, such as 10.0.0.0/8, that other workers may be reached in; empty as for a store."""
     insecure: bool = False
     block_tokens: int = 64
     chunk_tokens: int = 256
