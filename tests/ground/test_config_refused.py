@@ -200,6 +200,13 @@ def test_settings_that_exclude_each_other_are_refused_with_their_origins(tmp_pat
         ),
         (MasterConfig, {"soft_pin_ttl": "2d"}, "soft_pin_ttl_max (1d) must be at least as long"),
         (MasterConfig, {"client_ttl": "3s"}, "master.client_ttl must be longer than suspect_after"),
+        (
+            MasterConfig,
+            {"data_networks": "10.0.0.0/8,10.0.0.1/8"},
+            "master.data_networks: '10.0.0.1/8' is not a network: 10.0.0.1/8 has host bits set",
+        ),
+        (WorkerConfig, {"data_networks": "pool"}, "worker.data_networks: 'pool' is not a network"),
+        (ClientConfig, {"data_networks": "pool"}, "client.data_networks: 'pool' is not a network"),
         (MasterConfig, {"quotas": "a=1GB,b"}, "master.quotas: 'b' is not a quota; write "),
         (MasterConfig, {"quotas": "a=1GB,b=0"}, "master.quotas: 'b=0' is less than 1MiB"),
         (MasterConfig, {"quotas": "a=1GB,a=2GB"}, "master.quotas names a more than once"),
