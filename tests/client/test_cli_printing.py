@@ -99,6 +99,7 @@ def test_what_a_command_prints_steers_no_terminal(name, as_json, pool, connect, 
     _, out, err = mooncake(*name.split(), *words, *(["--json"] if as_json else []), url=url)
     printed = out + err
     assert "evil" in printed
+    assert "internal error" not in printed
     assert {letter for letter in printed if not letter.isprintable()} <= {"\n"}
     if as_json:
         assert printed.isascii()

@@ -375,6 +375,13 @@ async def test_an_endpoint_that_is_none_is_refused_and_ends_nothing(endpoint, fi
     await indexer.close()
 
 
+@pytest.mark.parametrize("endpoint", ["nonsense", "tcp://a:b", "tcp://\0:1", "tcp://\ud800:1"])
+def test_where_nothing_can_be_published_is_said(endpoint):
+    pytest.importorskip("zmq")
+    with pytest.raises(ConfigError, match="cannot publish KV events at"):
+        Publisher(endpoint)
+
+
 def test_a_batch_that_is_nested_without_end_is_no_batch():
     with pytest.raises(RemoteProtocolError, match="MessagePack"):
         read_batch([b"", bytes(8), b"\x91" * 100_000])
