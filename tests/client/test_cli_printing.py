@@ -2,6 +2,8 @@
 
 import json
 import secrets
+import subprocess
+import sys
 
 import pytest
 
@@ -119,3 +121,25 @@ def test_what_a_command_draws_steers_no_terminal(shown, capsys):
     printed = "".join(capsys.readouterr())
     assert "evil" in printed
     assert {letter for letter in printed if not letter.isprintable()} <= {"\n"}
+
+
+def test_what_is_logged_while_a_command_runs_steers_no_terminal():
+    """By the library, which no handler of a command's own listens to."""
+    program = (
+        "import logging, sys\n"
+        "from mooncake_store.cli import version\n"
+        "from mooncake_store.cli.main import main\n"
+        "def told():\n"
+        "    try:\n"
+        "        raise ValueError(sys.argv[1])\n"
+        "    except ValueError:\n"
+        "        logging.getLogger('transfer_engine').exception('peer %s', sys.argv[1])\n"
+        "version.emit = lambda *_, **__: told()\n"
+        "sys.exit(main(['version']))"
+    )
+    words = [sys.executable, "-c", program, NAME]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    first, *trace = done.stderr.split("\n")
+    assert first.startswith("peer evil")
+    assert all(line.startswith("  ") for line in trace[:-1])
+    assert {letter for letter in done.stderr if not letter.isprintable()} <= {"\n"}
