@@ -151,14 +151,15 @@ class RegisterFile:
     async def keep(self, registers: Registers, within_s: float | None = None) -> None:
         """Write the registers down, unless the file says so already.
 
-        Raises UnavailableError, and tells the log, where that cannot be done within KEEP_S, or
-        another time.
+        Raises UnavailableError, and tells the log, where that cannot be done within KEEP_S; or
+        within a time in which it waits for an earlier write as well.
         """
         if self._folder is None or registers == self._kept:
             return
         try:
-            within_s = KEEP_S if within_s is None else within_s
-            await self._replace(self._folder / REGISTERS, registers, within_s)
+            if within_s is not None:
+                await self.settle(within_s)
+            await self._replace(self._folder / REGISTERS, registers, within_s or KEEP_S)
         except OSError as error:
             self._failing, reason = True, error.strerror or str(error)
             self._states.change(self._name, "cannot be written", reason, logging.ERROR)
@@ -184,10 +185,10 @@ class RegisterFile:
         writing.result()
         self._kept = registers
 
-    async def settle(self) -> None:
+    async def settle(self, within_s: float | None = None) -> None:
         """Wait, for a while, until nothing is being written any more."""
         if self._writing is not None:
-            await asyncio.wait({self._writing}, timeout=KEEP_S)
+            await asyncio.wait({self._writing}, timeout=within_s or KEEP_S)
 
 
 def write_registers(path: Path, registers: Registers) -> None:
