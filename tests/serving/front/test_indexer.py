@@ -15,6 +15,7 @@ from serving.front.indexer import Cleared, EngineIndex, Registration, Removed, S
 from serving.front.indexer_http import Indexer
 from serving.front.openai import BadRequestError
 from tests.serving.front.conftest import listening
+from tests.serving.front.engines import ADMIN, SHELL
 from tests.waiting import PATIENCE_S, until_async
 
 TOKENS = tuple(range(100, 132))  # eight blocks of four
@@ -166,10 +167,10 @@ def registration(name, **more):
 async def test_register_query_and_unregister_over_http(http):
     front = ExternalFront({})
     indexer = front.indexer
-    async with listening(external_application(front)) as url:
+    async with listening(external_application(front, SHELL)) as url:
 
         async def post(path, body):
-            async with http.post(url + path, json=body) as response:
+            async with http.post(url + path, json=body, headers=ADMIN) as response:
                 return response.status, await response.json()
 
         for name in ("a", "b"):
@@ -215,6 +216,27 @@ async def test_register_query_and_unregister_over_http(http):
         null = dict.fromkeys(("endpoint", "type", "tenant_id", "lora_name", "additionalsalt"))
         _, found = await post("/register", registration("c", **null))
         assert found["instance"] == "c|default|0"
+
+
+@pytest.mark.asyncio
+async def test_of_registrations_that_come_together_one_is_followed(monkeypatch):
+    followed = []
+
+    class Followed:
+        def __init__(self, source):
+            followed.append(self)
+
+        async def close(self):
+            await asyncio.sleep(0)
+            followed.remove(self)
+
+    monkeypatch.setattr("serving.front.indexer_http.Subscription", Followed)
+    indexer = Indexer()
+    entry = Registration("a", MODEL, 4, endpoint="tcp://127.0.0.1:1")
+    await asyncio.gather(*(indexer.register(entry) for _ in range(5)))
+    assert len(followed) == 1
+    assert await indexer.unregister([entry.name]) == [entry.name]
+    assert not followed
 
 
 def stored(number):
