@@ -26,11 +26,11 @@ import msgspec
 from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.master.all_shards import AllShards, numbers_in, refusals, state_of, states_in
 from mooncake_store.master.bounds import check_mount
-from mooncake_store.master.doors import acceptable, doors_of, well_named
+from mooncake_store.master.doors import acceptable, check_descriptors, doors_of, well_named
 from mooncake_store.master.lineage import Lineage
 from mooncake_store.master.overview import Overview
 from mooncake_store.master.register_news import RegisterNews
-from mooncake_store.master.registers import RegisterFile
+from mooncake_store.master.registers import BEGIN_S, RegisterFile
 from mooncake_store.master.roster import LentSegment, LentWorker, Roster
 from mooncake_store.master.standbys import Standbys
 from mooncake_store.program.logs import StateLog
@@ -158,7 +158,7 @@ class Cluster:
         for worker in list(roster.workers.values()):
             if not worker.numbers:
                 del roster.workers[worker.uuid]
-        await self.keep()
+        await self.keep(BEGIN_S)
         beside, distant = self._seats.beside(), self._seats.distant()
         self._standbys.begin(AllShards(beside), distant)
         self._news.expect(await self._standbys.counting(), TAKEN_S)
@@ -240,11 +240,11 @@ class Cluster:
             if idle and isinstance(task.exception(), StoreError):
                 self._agreeing = self._spawn(self.reconcile(AGREE_S))
 
-    async def keep(self) -> None:
-        """Write down what there is now. Raises UnavailableError where that cannot be done."""
+    async def keep(self, within_s: float | None = None) -> None:
+        """Write down what there is now. Raises UnavailableError where that cannot be in time."""
         self._news.changed()
         if self._file.keeps:
-            await self._file.keep(self._registers_now())
+            await self._file.keep(self._registers_now(), within_s)
 
     async def announce(self) -> None:
         """Tell the standby that could lead in place of this master what there is now.
@@ -270,6 +270,7 @@ class Cluster:
                 operation="mount",
                 advice="ask for its map again",
             )
+        check_descriptors(request.segments, self._known.facts.networks)
         return self._apart(self._mount(request))
 
     async def _mount(self, request: wire.Mount) -> wire.Mounted:
@@ -313,7 +314,7 @@ class Cluster:
 
     def _watch(self, worker: LentWorker, specs: Sequence[wire.SegmentSpec]) -> None:
         """Count a worker as alive from now on."""
-        doors = doors_of(specs)
+        doors = doors_of(specs, self._known.facts.networks)
         self._known.liveness.watch(worker.uuid, worker.epoch, doors, keeps=worker.keeps)
         numbers = ", ".join(map(str, sorted(worker.numbers)))
         self._states.change(f"worker {worker.name}", "alive", f"segments {numbers}")
