@@ -17,7 +17,7 @@ SIZE = 12 * PART + 77
 
 @pytest.fixture(scope="module")
 def small_cluster():
-    with LocalCluster(workers=1, segment="64MB") as running:
+    with LocalCluster(workers=1, segment="80MB") as running:  # long leases of one: 15 of it
         yield running
 
 
@@ -41,7 +41,7 @@ def squeeze(small_cluster):
     )
 
     def write():
-        for number in range(48):
+        for number in range(60):
             other.pipe_file(f"file-{number}", bytes(4 << 20))
 
     yield write
