@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mooncake_store.core import codes as c
 from mooncake_store.core.options import SECOND
-from mooncake_store.core.placing import pinnable_bytes
+from mooncake_store.core.placing import pinnable_now
 from mooncake_store.core.records import Tier
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class ShardStats:
     Leases and unfinished puts end, so they do not count; hard pins do.
     """
     pinnable_bytes: int
-    """How much of that could be pinned hard."""
+    """How much of that the client who asks could pin hard."""
     hits: int
     """Keys that gets found, of all time; those read under a lease that is held ask nobody."""
     misses: int
@@ -78,10 +78,10 @@ class ShardStats:
     hauls_unfinished: int
 
 
-def totals(state: ShardState, tasks_unfinished: int, tenant: int) -> ShardStats:
+def totals(state: ShardState, tasks_unfinished: int, tenant: int, client: int = 0) -> ShardStats:
     """Return the totals of a shard as they stand. O(segments), whatever the objects.
 
-    Room is that of objects of a tenant, were there no quota.
+    Room is that of objects of a tenant, were there no quota, and what a client may pin of it.
     """
     space, tally = state.space, state.tally
     total, hard = space.total_bytes(), int(tally[c.HARD_BYTES])
@@ -106,7 +106,7 @@ def totals(state: ShardState, tasks_unfinished: int, tenant: int) -> ShardStats:
         tasks_unfinished=tasks_unfinished,
         replicas_missing=int(tally[c.MISSING]),
         room_bytes=room,
-        pinnable_bytes=max(0, min(room, pinnable_bytes(state) - hard)),
+        pinnable_bytes=max(0, min(room, pinnable_now(state, client))),
         hits=int(tally[c.HITS]),
         misses=int(tally[c.MISSES]),
         misses_absent=int(tally[c.AWAY]),

@@ -367,9 +367,9 @@ class Shard(ShardState):
         """How many objects can be read."""
         return int(self.tally[c.OBJECTS])
 
-    def stats(self, tenant: int = 0) -> ShardStats:
-        """Return totals, with the room there is for a tenant; cheap."""
-        return totals(self, self.tasks.count(), tenant)
+    def stats(self, tenant: int = 0, client: int = 0) -> ShardStats:
+        """Return totals, with the room there is for a tenant and a client's pins; cheap."""
+        return totals(self, self.tasks.count(), tenant, client)
 
     def tenant_bytes(self, tenant: int) -> int:
         """Return the bytes a tenant's objects occupy."""

@@ -98,7 +98,7 @@ class Contents:
     @answers(wire.STATS, dear=True)
     def stats(self, peer: Peer, request: Any) -> Answer:
         """Return the totals of the shard and of the asking tenant."""
-        found, keeper = self._shard.stats(peer.tenant), self._site.keeper
+        found, keeper = self._shard.stats(peer.tenant, peer.handle), self._site.keeper
         quota = self._shard.tenant_quota(peer.tenant)
         room = found.room_bytes if quota is None else min(found.room_bytes, quota)
         return wire.ShardFigures(
