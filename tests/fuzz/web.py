@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WebVisits"]
 
-_STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9]) [\x20-\x7e]*")
+_STATUS = re.compile(rb"HTTP/[0-9]\.[0-9] ([1-5][0-9][0-9]) [\x20-\x7e]*")
 _FIELD = re.compile(rb"[!#-'*+.0-9A-Z^-z|~-]+:[\t\x20-\x7e\x80-\xff]*")
 _REQUESTS_MAX = 6
 _KEYS = ("fuzz", "a/b", "..", "%2e%2e", "%00", "k" * 500, "\u00e9", "a?b=c", "")

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import operator
+import os
 import resource
 import subprocess
 import sys
@@ -53,6 +55,8 @@ SAMPLE_S = 0.5
 """How often it is looked at what processes hold."""
 LEASE_MS = 300_000
 FOR_EVER_MS = 0xFFFF_FFFF
+NICE_MOST = 19
+"""Of the others: on hosts of their own they would take no processor from the pool."""
 SHARE = 0.1
 """Of the time, for each of the first two measurements."""
 UNFINISHED, UNFINISHED_BYTES = 20, 1 << 20
@@ -62,23 +66,25 @@ OPENED, FLOODS, PIPELINED = 10, 20, 4
 
 
 class Measured(NamedTuple):
-    """How long answers took."""
+    """How long answers took, and what shards were asked by all together meanwhile."""
 
     count: int
     median_ms: float
     p99_ms: float
     worst_ms: float
+    asked_per_s: float
 
     @classmethod
-    def of(cls, taken_s: list[float]) -> Measured:
+    def of(cls, taken_s: list[float], asked_per_s: float) -> Measured:
         """Of so many answers."""
         taken = 1000 * np.array(taken_s)
         median, p99 = np.percentile(taken, (50, 99))
-        return cls(len(taken_s), float(median), float(p99), float(taken.max()))
+        return cls(len(taken_s), float(median), float(p99), float(taken.max()), asked_per_s)
 
     def __str__(self) -> str:
         return (
-            f"{self.count:8}{self.median_ms:11.3f} ms{self.p99_ms:9.3f} ms{self.worst_ms:9.3f} ms"
+            f"{self.count:8}{self.median_ms:11.3f} ms{self.p99_ms:9.3f} ms"
+            f"{self.worst_ms:9.3f} ms{self.asked_per_s:9.0f}/s"
         )
 
 
@@ -99,34 +105,48 @@ def connect(address: Address, secret: bytes, namespace: str = "default") -> Bloc
     return connection
 
 
+def requests(pool: PoolOfProcesses, addresses: list[Address]) -> int:
+    """How many requests the shards have had."""
+    total = 0
+    for address in addresses:
+        with connect(address, pool.secret) as connection:
+            body = wire.STATS.request.pack(wire.StatsRequest())
+            told = connection.call(wire.STATS, body, timeout_s=CALL_S)
+            total += wire.STATS.reply.unpack(told).requests
+    return total
+
+
 def measured(
-    pool: PoolOfProcesses, what: str, seconds: float, pids: list[int]
+    pool: PoolOfProcesses, what: str, seconds: float, places: list[Place]
 ) -> tuple[Measured, list[str]]:
     """Ask for so long; return how long it took, and which processes have grown."""
-    taken, samples = [], []
+    names = {each.pid: each.name for each in reversed(places)}
+    taken: list[float] = []
+    samples = []
     pause, asked = threading.Event(), keys()
+    before = requests(pool, shards(places))
     with pool.client() as client:
         client.exists(asked[0])
         began = sampled = time.monotonic()
-        number = 0
         while (now := time.monotonic()) < began + seconds:
             if now > sampled + SAMPLE_S:
-                samples.append([Held.by(pid).kib for pid in pids])
+                samples.append([Held.by(pid).kib for pid in names])
                 sampled = now
             pause.wait(PAUSE_S)
+            key = asked[len(taken) % OBJECTS]
             at = time.perf_counter()
-            found = client.exists(asked[number % OBJECTS])
+            found = client.exists(key)
             taken.append(time.perf_counter() - at)
-            assert found, f"{asked[number % OBJECTS]} is gone"
-            number += 1
+            assert found, f"{key} is gone"
+    rate = (requests(pool, shards(places)) - before) / seconds
     third = len(samples) // 3
-    least = np.array(samples[-third:]).min(0) - np.array(samples[:third]).min(0)
-    grown = [f"process {pid} grew by {kib} KiB" for pid, kib in zip(pids, least, strict=True)
-             if kib > GROWTH_KIB_MAX]  # fmt: skip
-    found = Measured.of(taken)
-    grew = ", ".join(f"{kib}" for kib in least)
-    print(f"{what:22}{found}  processes grew by {grew} KiB", flush=True)
-    return found, grown
+    grown = np.array(samples[-third:]).min(0) - np.array(samples[:third]).min(0)
+    found = Measured.of(taken, rate)
+    most = dict(zip(names.values(), grown.tolist(), strict=True))
+    name, kib = max(most.items(), key=operator.itemgetter(1))
+    print(f"{what:22}{found}{kib:+8} KiB ({name})", flush=True)
+    return found, [f"{name} grew by {kib} KiB" for name, kib in most.items()
+                   if kib > GROWTH_KIB_MAX]  # fmt: skip
 
 
 def learned(connection: BlockingConnection) -> np.ndarray:
@@ -247,18 +267,20 @@ def crowd(minutes: float) -> list[str]:
     with PoolOfProcesses(FILES) as pool, contextlib.ExitStack() as others:
         places = pool.places_up_to("standby")
         addresses = shards(places)
-        pids = list(dict.fromkeys(each.pid for each in places))
         with pool.client() as client:
             client.put_many(keys(), [bytes(BYTES)] * OBJECTS)
-        print(f"{'':22}{'answers':>8}{'median':>14}{'p99':>12}{'worst':>12}")
+        print(
+            f"{'':22}{'answers':>8}{'median':>14}{'p99':>12}{'worst':>12}{'of all':>11}"
+            f"{'grew most by':>18}"
+        )
         share = 60 * minutes * SHARE
-        alone, _ = measured(pool, "alone", share, pids)
+        alone, _ = measured(pool, "alone", share, places)
         others.enter_context(idlers(addresses, pool.secret))
         others.enter_context(beside("busy", addresses, pool.secret))
-        measured(pool, "in the crowd", share, pids)
+        measured(pool, "in the crowd", share, places)
         reader = read_only_secret(pool.secret)
         others.enter_context(beside("hostile", addresses, reader))
-        hostile, broken = measured(pool, "and a hostile reader", 60 * minutes, pids)
+        hostile, broken = measured(pool, "and a hostile reader", 60 * minutes, places)
         others.close()
         broken += [f"{name} had ended" for name in pool.ended()]
     factor = hostile.p99_ms / alone.p99_ms
@@ -274,8 +296,10 @@ def main() -> int:
     parser.add_argument("addresses", nargs="*", help="of shards, for a role")
     options = parser.parse_args()
     if options.role:
+        os.nice(NICE_MOST)
         secret = sys.stdin.readline().strip().encode()
         ROLES[options.role]([Address.parse(each) for each in options.addresses], secret)
+        return 0
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     broken = crowd(options.minutes)
