@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from tests.fuzz.ports import fuzz
-from tests.soak.abuse import Numbers, abuse
+from tests.soak.abuse import Numbers, abuse, insiders
 from tests.soak.pool_of_processes import PoolOfProcesses
 
 
@@ -28,6 +28,10 @@ def places(pool):
 def test_ports_hold_against_those_who_want_to_stop_or_fill_them(pool, places):
     chosen = [each for each in places if each.name in ("shard 0", "worker, tcp", "worker, shm")]
     assert abuse(pool, chosen, Numbers.scaled(0.01)) == []
+
+
+def test_who_got_in_has_bounds(pool, places):
+    assert insiders(pool, places, 0.02) == []
 
 
 def test_a_short_fuzz_of_all_ports_finds_nothing(pool, places):

@@ -4,8 +4,8 @@ At each port of a pool of processes (`pool_of_processes.py`) in turn: connection
 half handshakes, writers of a byte at a time, connections that say nothing, and more sessions than
 fit, most of them idle. Meanwhile a legitimate client has to get in, those at work have to stay,
 those that were idle have to come back without an error; afterwards descriptors and threads have to
-be where they began, and the log short. Printed is what was measured; it ends with 1 where any of it
-broke.
+be where they began, and the log short. Then what those try who got in (`insiders.py`). Printed is
+what was measured; it ends with 1 where any of it broke.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mooncake_store.wire import cluster as wire
 from mooncake_store.wire.shard import SHARD, STATS, StatsRequest
 from mooncake_store.wire.standby import STANDBY, StandbyRequest
+from tests.soak.insiders import ROWS, Insider
 from tests.soak.pool_of_processes import CALL_S, DATA, HANDOVER, HTTP, PoolOfProcesses, introduce
 from tests.strangers import Crowd, descriptors, reset
 from tests.waiting import until
@@ -355,9 +356,29 @@ def main() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with PoolOfProcesses() as pool:
-        places = (each for each in pool.places() if each.name.startswith(options.only))
-        broken = abuse(pool, places, Numbers.scaled(options.scale))
+        places = list(pool.places())
+        chosen = [each for each in places if each.name.startswith(options.only)]
+        broken = abuse(pool, chosen, Numbers.scaled(options.scale))
+        broken += insiders(pool, places, options.scale)
     return 1 if broken else 0
+
+
+def insiders(pool: PoolOfProcesses, places: list[Place], scale: float) -> list[str]:
+    """Try what who got in may try, and print it; return what broke."""
+    who, broken = Insider(pool, places), []
+    print(f"{'by who got in':31}{'count':>7}{'others wait':>14}")
+    for row in ROWS:
+        count, longest, why = max(1, int(scale * row.count)), 0.0, ""
+        try:
+            longest = row.tried(who, count)
+            if longest > WITHIN_S:
+                why = "others wait too long"
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+        verdict = f"BROKEN: {why}" if why else "HELD"
+        broken += [f"{row.name}: {why}"] if why else []
+        print(f"{row.name:31}{count:7}{longest:12.3f} s  {verdict}", flush=True)
+    return broken
 
 
 def abuse(pool: PoolOfProcesses, places: Iterable[Place], numbers: Numbers) -> list[str]:
