@@ -29,7 +29,7 @@ demo: setup-test ## run the main jobs on embedded defaults and say what they did
 
 test: setup-test ## the default suite (under 15 minutes)
 	@.venv/bin/mooncake warmup
-	@$(PY) -m pytest -n auto
+	@$(PY) -m pytest -n auto --dist worksteal
 
 test-hosts: setup-test ## members on hosts of their own, 20 schedules of partitions; needs root
 	@MOONCAKE_TEST_SEEDS=20 $(PY) -m pytest -n 0 tests/hosts

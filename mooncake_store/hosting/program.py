@@ -23,6 +23,7 @@ import msgspec
 
 from mooncake_store.config.settings import MasterConfig
 from mooncake_store.hosting.leader import Leader
+from mooncake_store.master.ahead import Ahead
 from mooncake_store.master.counting import Term
 from mooncake_store.master.farm import Farm
 from mooncake_store.master.state_directory import VERSION, Kept, held, read_kept, write_kept
@@ -142,6 +143,7 @@ class _ShardHost:
             await farm.close()
         if supervisor is not None:
             await supervisor.stop(STOP_S)
+            await supervisor.ahead.forget_all()
 
     async def _serve(self, on_ready: Callable[[dict[str, Any]], object]) -> None:
         ready = False
@@ -210,6 +212,7 @@ class _ShardHost:
             joined.cluster,
             self._bases,
             self._say_where,
+            Ahead(config, self._secret, self._fence),
             lambda: Term(self._fence),
         )
         self._farm = Farm(
@@ -281,7 +284,7 @@ class _ShardHost:
         for shard in sorted(self._copied - self._supervisor.numbers):
             source = self._joined.places[shard] if shard < len(self._joined.places) else ""
             if source:
-                copy = await self._farm.copy(shard, source, counts=True)
+                copy = await self._farm.copy(shard, source, soon=True, counts=True)
                 heard = heard and copy.state != "cut off"
         return heard
 
@@ -323,7 +326,6 @@ class _ShardHost:
         assert self._farm is not None
         assert self._supervisor is not None
         if not request.source and request.shard in self._copied:
-            await self._supervisor.forget_ahead(request.shard)
             return CopyState(self._number, "none", 0, 0)  # it goes on being copied
         counts = request.shard in self._copied
         return await self._farm.copy(

@@ -30,7 +30,7 @@ from mooncake_store.master.doors import acceptable, doors_of, well_named
 from mooncake_store.master.lineage import Lineage
 from mooncake_store.master.overview import Overview
 from mooncake_store.master.register_news import RegisterNews
-from mooncake_store.master.registers import RegisterFile
+from mooncake_store.master.registers import BEGIN_S, RegisterFile
 from mooncake_store.master.roster import LentSegment, LentWorker, Roster
 from mooncake_store.master.standbys import Standbys
 from mooncake_store.program.logs import StateLog
@@ -158,7 +158,7 @@ class Cluster:
         for worker in list(roster.workers.values()):
             if not worker.numbers:
                 del roster.workers[worker.uuid]
-        await self.keep()
+        await self.keep(BEGIN_S)
         beside, distant = self._seats.beside(), self._seats.distant()
         self._standbys.begin(AllShards(beside), distant)
         self._news.expect(await self._standbys.counting(), TAKEN_S)
@@ -240,11 +240,11 @@ class Cluster:
             if idle and isinstance(task.exception(), StoreError):
                 self._agreeing = self._spawn(self.reconcile(AGREE_S))
 
-    async def keep(self) -> None:
-        """Write down what there is now. Raises UnavailableError where that cannot be done."""
+    async def keep(self, within_s: float | None = None) -> None:
+        """Write down what there is now. Raises UnavailableError where that cannot be in time."""
         self._news.changed()
         if self._file.keeps:
-            await self._file.keep(self._registers_now())
+            await self._file.keep(self._registers_now(), within_s)
 
     async def announce(self) -> None:
         """Tell the standby that could lead in place of this master what there is now.

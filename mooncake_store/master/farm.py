@@ -69,7 +69,7 @@ class Farm:
         """
         async with self._lock:
             if not source:
-                await self._supervisor.forget_ahead(shard)
+                await self._supervisor.ahead.forget(shard)
                 if shard in self._copies:
                     await self._drop(shard)
                 return CopyState(self.number, "none", 0, 0)
@@ -80,7 +80,7 @@ class Farm:
                 number = self.number if counts else 0
                 self._copies[shard] = await asyncio.to_thread(self._follow, shard, number)
             if soon:
-                await self._supervisor.start_ahead(shard)
+                await self._supervisor.ahead.start(shard)
             return self._state_of(shard)
 
     def copies(self) -> tuple[HostCopy, ...]:

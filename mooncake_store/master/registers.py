@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "BEGIN_S",
     "REGISTERS",
     "RUNS_KEPT",
     "SEGMENT_NUMBERS",
@@ -55,6 +56,9 @@ _WITHOUT_HOSTS = 2
 RUNS_KEPT = 1024
 """Runs of the master; a worker that was absent over more of them lends anew."""
 KEEP_S = 3.0
+BEGIN_S = 30.0
+"""How long a master that begins waits for its disk: nobody is held up yet, and to end would help
+nobody."""
 REGISTERS = "cluster.json"
 """What the file is called."""
 # As many segments as there are numbers, with the longest descriptors, take less.
@@ -144,15 +148,18 @@ class RegisterFile:
                 raise unusable(folder, error) from error
         return self._kept
 
-    async def keep(self, registers: Registers) -> None:
+    async def keep(self, registers: Registers, within_s: float | None = None) -> None:
         """Write the registers down, unless the file says so already.
 
-        Raises UnavailableError, and tells the log, where that cannot be done.
+        Raises UnavailableError, and tells the log, where that cannot be done within KEEP_S; or
+        within a time in which it waits for an earlier write as well.
         """
         if self._folder is None or registers == self._kept:
             return
         try:
-            await self._replace(self._folder / REGISTERS, registers)
+            if within_s is not None:
+                await self.settle(within_s)
+            await self._replace(self._folder / REGISTERS, registers, within_s or KEEP_S)
         except OSError as error:
             self._failing, reason = True, error.strerror or str(error)
             self._states.change(self._name, "cannot be written", reason, logging.ERROR)
@@ -164,7 +171,7 @@ class RegisterFile:
             self._failing = False
             self._states.change(self._name, "written again")
 
-    async def _replace(self, path: Path, registers: Registers) -> None:
+    async def _replace(self, path: Path, registers: Registers, within_s: float) -> None:
         if self._writing is not None and not self._writing.done():
             raise BlockingIOError(errno.EAGAIN, "an earlier write has not ended")
         self._kept = None
@@ -172,16 +179,16 @@ class RegisterFile:
         # Nobody waits for one that takes too long, and what it fails with then is no news.
         writing.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._writing = writing
-        await asyncio.wait({writing}, timeout=KEEP_S)
+        await asyncio.wait({writing}, timeout=within_s)
         if not writing.done():
-            raise TimeoutError(errno.ETIMEDOUT, f"nothing was written within {KEEP_S:g} s")
+            raise TimeoutError(errno.ETIMEDOUT, f"nothing was written within {within_s:g} s")
         writing.result()
         self._kept = registers
 
-    async def settle(self) -> None:
+    async def settle(self, within_s: float | None = None) -> None:
         """Wait, for a while, until nothing is being written any more."""
         if self._writing is not None:
-            await asyncio.wait({self._writing}, timeout=KEEP_S)
+            await asyncio.wait({self._writing}, timeout=within_s or KEEP_S)
 
 
 def write_registers(path: Path, registers: Registers) -> None:

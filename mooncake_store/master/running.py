@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mooncake_store.clock import SystemClock
+from mooncake_store.master.ahead import Ahead
 from mooncake_store.master.merging import merge_state
 from mooncake_store.master.server import Master
 from mooncake_store.master.splitting import split_state
@@ -89,11 +90,16 @@ async def serve_standby(
             write_port_file(config.port_file, facts)
         on_ready(facts)
 
-    promoted = await follow_until_promoted(config, masters, secret, stop, following)
-    if promoted is not None:
-        await lead(promoted, secret, lambda facts: on_ready({**facts, "leads": True}), stop)
-    elif config.port_file:
-        remove_port_file(config.port_file)
+    ahead = Ahead(config, secret)
+    try:
+        promoted = await follow_until_promoted(config, masters, secret, stop, following, ahead)
+        if promoted is not None:
+            leads = {"leads": True}
+            await lead(promoted, secret, lambda f: on_ready(f | leads), stop, ahead=ahead)
+        elif config.port_file:
+            remove_port_file(config.port_file)
+    finally:
+        await ahead.forget_all()
 
 
 def stop_of(parent: Parent | None) -> asyncio.Event:
@@ -115,13 +121,15 @@ async def lead(
     stop: asyncio.Event,
     election: Election | None = None,
     shards: Collection[int] | None = None,
+    ahead: Ahead | None = None,
 ) -> None:
     """Serve as a master until told to stop; raises what broke a shard.
 
-    `shards` are those that lead beside it when its pool begins; None is all.
+    `shards` are those that lead beside it when its pool begins; None is all. They are started from
+    what is `ahead`.
     """
     ending = asyncio.ensure_future(stop.wait())
-    told, ahead = "", None
+    told = ""
     try:
         while True:
             master = Master(

@@ -24,6 +24,7 @@ import msgspec
 
 from mooncake_store import __version__
 from mooncake_store.clock import SystemClock
+from mooncake_store.master.ahead import Ahead
 from mooncake_store.master.building import (
     liveness_times,
     load_kernels,
@@ -48,7 +49,7 @@ from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.site import ShardPlace
 from mooncake_store.master.standbys import Standbys
 from mooncake_store.master.state_directory import StateDirectory
-from mooncake_store.master.supervisor import Ahead, Supervisor
+from mooncake_store.master.supervisor import Supervisor
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire.cluster import CLUSTER
 from mooncake_store.wire.hosts import HOSTS, JOIN, MERGE, MOVE, SERVING, SPLIT, STAY, SplitBegun
@@ -94,7 +95,7 @@ class Master:
     `lead` says which shards it leads itself, when its pool begins; others wait for their hosts.
     Whoever runs it waits for `resharding` too, if it `may_reshard`: it is then to be stopped, its
     state changed so, and another one started; `told` is why that failed before this one,
-    and `ahead` what `hand_on` returned.
+    and from `ahead` its shards are started, if anybody has begun with that.
     """
 
     def __init__(
@@ -109,7 +110,6 @@ class Master:
         told: str = "",
         ahead: Ahead | None = None,
     ) -> None:
-        self.ahead = ahead
         self._may_reshard = may_reshard
         self._told = told
         self.resharding: asyncio.Future[Change] = asyncio.get_running_loop().create_future()
@@ -121,6 +121,9 @@ class Master:
         self._secret = secret
         self._clock = clock or SystemClock()
         self._standbys = Standbys(election)
+        self.ahead = ahead or Ahead(config, secret, self._standbys.fence)
+        """Of which `hand_on` leaves to the next master what is not used."""
+        self._hands_on = False
         self._lead = lead
         self._seats = Seats(config.shards)
         self._state: StateDirectory | None = None
@@ -227,8 +230,8 @@ class Master:
             state.kept.cluster,
             lambda shard: _now(cluster.bases(shard, count)),
             cluster.reconcile,
+            self.ahead,
             self._standbys.term,
-            ahead=self.ahead,
         )
         self.failed = supervisor.failed
         name = state.kept.cluster
@@ -294,10 +297,9 @@ class Master:
             raise change.impossible(self.config.shards)
         if not self.resharding.done():
             self._seats.movable = True
-            assert self._supervisor is not None
             # While the shards go on: it is most of what it takes.
-            ahead = map(self._supervisor.start_ahead, range(count) if count > 1 else ())
-            await asyncio.gather(load_kernels(), *ahead)
+            processes = range(count) if count > 1 else ()
+            await asyncio.gather(load_kernels(), self.ahead.have(processes))
             await rest(self._seats)
             await asyncio.sleep(HEARD_S)
             if not self.resharding.done():
@@ -360,13 +362,12 @@ class Master:
         kept = await self._supervisor.start(own)
         for shard in own:
             self._seats[shard].take(self._supervisor.link(shard), self._supervisor.address(shard))
-        await self._supervisor.forget_all_ahead()
+        await self.ahead.forget_all()
         return kept
 
     def hand_on(self) -> None:
-        """Leave the master after this one the processes that were started for it, as `ahead`."""
-        if self._supervisor is not None:
-            self.ahead = self._supervisor.hand_on()
+        """Leave the master after this one the processes that were started for it."""
+        self._hands_on = True
 
     async def _start_own(self) -> bool:
         """Serve the only shard on this event loop; return whether it kept its contents."""
@@ -432,6 +433,8 @@ class Master:
             await asyncio.to_thread(self._service.close)
         if self._supervisor is not None:
             await self._supervisor.stop(max(0.5, deadline - time.monotonic()))
+        if not self._hands_on:
+            await self.ahead.forget_all()
         if self._state is not None:
             self._state.close()
 

@@ -36,6 +36,7 @@ from mooncake_store.coordination.election import campaign, leaders
 from mooncake_store.coordination.etcd import EtcdCoordinator
 from mooncake_store.endpoint import split_addresses, split_etcd
 from mooncake_store.journal.origin import Origin
+from mooncake_store.master.ahead import Ahead
 from mooncake_store.master.kept_files import unusable, write_whole
 from mooncake_store.master.registers import RegisterFile
 from mooncake_store.master.running import lead
@@ -83,9 +84,14 @@ class _Office:
     """What a member leads by (`Election`)."""
 
     def __init__(
-        self, coordinator: Coordinator, leadership: Leadership, era: int, grace_s: float
+        self,
+        coordinator: Coordinator,
+        leadership: Leadership,
+        era: int,
+        grace_s: float,
+        fence: Fence,
     ) -> None:
-        self.fence = Fence.make()
+        self.fence = fence
         self.era = era
         self.grace_s = grace_s
         self._coordinator = coordinator
@@ -110,6 +116,20 @@ class _Office:
         if era is None:
             raise UnavailableError("this master leads no more", operation="drop")
         self.era, self._unsure = era, False
+
+
+class _Term:
+    """What is made before it: its end, and the processes that know of that."""
+
+    def __init__(self, config: MasterConfig, secret: bytes | None) -> None:
+        self.fence = Fence.make()
+        self.ahead = Ahead(config, secret, self.fence)
+
+    async def close(self) -> None:
+        """Let no answer leave any more."""
+        self.fence.open_until(0)
+        await self.ahead.forget_all()
+        self.fence.close()
 
 
 class _Watch:
@@ -156,6 +176,7 @@ class _Member:
         self._place = Place(str(Address(config.host, config.port)), number_of(self._path))
         self._watch = _Watch(coordinator)
         self._states = StateLog(log)
+        self._next = _Term(config, secret)
         self._ending = asyncio.ensure_future(self._end())
 
     async def run(self) -> None:
@@ -176,6 +197,7 @@ class _Member:
         finally:
             self._ending.cancel()
             await asyncio.gather(self._ending, return_exceptions=True)
+            await self._next.close()
 
     async def _end(self) -> None:
         """Return when told to stop; raise what watching, or saying where this is, fails with."""
@@ -213,7 +235,8 @@ class _Member:
     async def _follow(self, seen: Leader | None, place: Place) -> None:
         """Be the standby of a leader for as long as it leads."""
         config = self._config
-        standby = Standby(config, Masters(split_addresses(place.address)), self._secret)
+        masters = Masters(split_addresses(place.address))
+        standby = Standby(config, masters, self._secret, self._next.ahead)
         server = Server(CLUSTER, Desk(standby, elected=True).handle, secret=self._secret)
         other = asyncio.ensure_future(self._watch.other_than(seen))
         begun = asyncio.ensure_future(self._begin(standby, place))
@@ -314,8 +337,9 @@ class _Member:
         return done is not None
 
     async def _lead(self, leadership: Leadership, era: int) -> None:
-        office, over = _Office(self._coordinator, leadership, era, self._grace_s), asyncio.Event()
-        fence = office.fence
+        term, self._next = self._next, _Term(self._config, self._secret)
+        fence, over = term.fence, asyncio.Event()
+        office = _Office(self._coordinator, leadership, era, self._grace_s, fence)
         fence.open_until(leadership.leading_until_ns())
         works = [
             asyncio.ensure_future(self._keep_open(fence, leadership)),
@@ -329,12 +353,12 @@ class _Member:
                 lambda facts: self._on_ready({**facts, "leads": True}),
                 over,
                 office,
+                ahead=term.ahead,
             )
         finally:
             for work in works:
                 work.cancel()
-            fence.open_until(0)
-            fence.close()
+            await term.close()
 
     async def _keep_open(self, fence: Fence, leadership: Leadership) -> None:
         while True:

@@ -1,6 +1,6 @@
 """A standby as a program: it copies its leader until it is promoted, then an ordinary master runs.
 
-    await follow_until_promoted(config, masters, secret, stop, on_ready)
+    await follow_until_promoted(config, masters, secret, stop, on_ready, ahead)
 
 It listens where its master would, and answers there how its copy stands. Everybody else is told
 that this is a standby, so clients and workers that were given several addresses go on to the next.
@@ -29,6 +29,7 @@ import msgspec
 
 from mooncake_store import __version__
 from mooncake_store.journal.origin import Origin
+from mooncake_store.master.building import load_kernels
 from mooncake_store.master.kept_files import unusable, write_whole
 from mooncake_store.master.seats import MASTER
 from mooncake_store.master.state_directory import (
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.journal.writer import Level
+    from mooncake_store.master.ahead import Ahead
     from mooncake_store.masters import Masters
     from transfer_engine.rpc.serving import Connection, Reply
     from transfer_engine.wire.frame import Frame
@@ -87,10 +89,21 @@ class Standby:
     """
 
     def __init__(
-        self, config: MasterConfig, masters: Masters, secret: bytes | None, *, counts: bool = True
+        self,
+        config: MasterConfig,
+        masters: Masters,
+        secret: bytes | None,
+        ahead: Ahead,
+        *,
+        counts: bool = True,
     ) -> None:
-        """Where it never `counts` it says no number, so changes do not come to wait for it."""
+        """What it may lead is started `ahead`.
+
+        Where it never `counts` it says no number, so changes do not come to wait for it.
+        """
         self._counts = counts
+        self._ahead = ahead
+        self._readying: asyncio.Future[None] | None = None
         self._config = config
         self._secret = secret
         self._path = state_path(config)
@@ -182,6 +195,22 @@ class Standby:
                 await self._leave(self._shards.pop(shard))
                 # It will lack all that is changed there.
                 await asyncio.to_thread(remove_copy, self._path / f"shard-{shard}")
+        if self._counts and (self._readying is None or self._readying.done()):
+            self._readying = asyncio.ensure_future(self._be_ready())
+
+    async def _be_ready(self) -> None:
+        """Have loaded what the shards need, so that nobody waits for that once these lead here."""
+        try:
+            if self._count == 1:  # it will lead in this process
+                await load_kernels()
+            while not self._closed and self._processes() != self._ahead.numbers:
+                await self._ahead.have(self._processes())
+        except StoreError as error:
+            log.warning("shards would begin late here, since none waits to: %s", error)
+
+    def _processes(self) -> set[int]:
+        """Which shards would lead here, each in a process of its own."""
+        return self._wanted() if self._count > 1 else set()
 
     @property
     def _changed(self) -> bool:
@@ -326,6 +355,9 @@ class Standby:
         await asyncio.to_thread(self._registers.stop)
         if self._following is not None:
             await asyncio.wait({self._following})
+        if self._readying is not None:
+            self._readying.cancel()
+            await asyncio.wait({self._readying})
         await asyncio.gather(*(self._leave(each) for each in self._shards.values()))
         await asyncio.to_thread(self._undo.close)
 
@@ -436,12 +468,14 @@ async def follow_until_promoted(
     secret: bytes | None,
     stop: asyncio.Event,
     on_ready: Callable[[str], object],
+    ahead: Ahead,
 ) -> MasterConfig | None:
     """Follow whichever master leads; return what to lead with once promoted, or None: told to stop.
 
-    `on_ready` is told the address that is listened at, once the leader was heard.
+    `on_ready` is told the address that is listened at, once the leader was heard. What it may lead
+    is started `ahead`.
     """
-    standby = Standby(config, masters, secret, counts=not masters.by_etcd)
+    standby = Standby(config, masters, secret, ahead, counts=not masters.by_etcd)
     desk = Desk(standby)
     server = Server(wire.CLUSTER, desk.handle, secret=secret)
     ending = asyncio.ensure_future(stop.wait())

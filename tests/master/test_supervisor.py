@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from mooncake_store import Client, StoreError, config
-from mooncake_store.master import supervisor
+from mooncake_store.master import ahead, supervisor
 from mooncake_store.program.children import Child
 from mooncake_store.worker.worker import Worker
 from tests.waiting import until
@@ -24,7 +24,7 @@ def children(monkeypatch):
             super().__init__("tests.master.keeping_shard", message, **options)
             children.append(self)
 
-    monkeypatch.setattr(supervisor, "Child", Keeping)
+    monkeypatch.setattr(ahead, "Child", Keeping)
     return children
 
 

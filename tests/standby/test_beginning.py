@@ -43,13 +43,24 @@ class Shard:
         """Nothing is asked."""
 
 
+class Ahead:
+    """What stands for processes that wait."""
+
+    def __init__(self):
+        self.numbers = set()
+
+    async def have(self, numbers):
+        """Have them at once."""
+        self.numbers = set(numbers)
+
+
 @pytest.fixture
 def standby(tmp_path, monkeypatch):
     monkeypatch.setattr(service, "RegistersFollower", Registers)
     config = MasterConfig(state=str(tmp_path), journal="replicated", objects_max=100)
 
     async def make():
-        return Standby(config, "127.0.0.1:1", None)
+        return Standby(config, "127.0.0.1:1", None, Ahead())
 
     return make
 

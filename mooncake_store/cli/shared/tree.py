@@ -28,20 +28,34 @@ COMMANDS = (
 ELSEWHERE = dict.fromkeys(("serve", "chat", "simulate", "trace", "advise"), "serving.cli")
 
 
+def _declared(name: str) -> typer.Typer:
+    """A command as its module declares it: a group is its `app`, others have its name."""
+    module = importlib.import_module(f"{ELSEWHERE.get(name, 'mooncake_store.cli')}.{name}")
+    found: typer.Typer = getattr(module, "app", None) or getattr(module, name)
+    return found
+
+
+def _purpose(declared: typer.Typer) -> str:
+    """Its first sentence."""
+    own = declared.info.help or declared.registered_commands[0].callback.__doc__
+    return str(own).partition("\n")[0].partition(". ")[0].removesuffix(".") + "."
+
+
 class _LazyGroup(TyperGroup):
     """A group whose commands are modules, imported one by one."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write each command and what it is for; their options would be built for nothing."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _purpose(_declared(name))) for name in COMMANDS])
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in COMMANDS:
             if cmd_name not in self.commands:
-                package = ELSEWHERE.get(cmd_name, "mooncake_store.cli")
-                module = importlib.import_module(f"{package}.{cmd_name}")
-                # A group is the `app` of its module, a single command has the module's name.
-                found = getattr(module, "app", None) or getattr(module, cmd_name)
-                command = typer.main.get_command(found)
+                command = typer.main.get_command(_declared(cmd_name))
                 command.name = cmd_name
                 self.commands[cmd_name] = command
             return self.commands[cmd_name]
