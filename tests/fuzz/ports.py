@@ -129,7 +129,8 @@ class Port:
         self.place = place
         self.cases = 0
         self.refusals: Counter[str] = Counter()
-        self.worst_s = 0.0
+        self.worst = 0.0, 0
+        """The longest wait for an answer, and in which visit."""
         visits = KINDS.get(place.speaks, FramedVisits)(place, pool)
         self._roles = [getattr(visits, role) for role in ROLES if hasattr(visits, role)]
         if place.name.startswith("orders"):  # nobody but the master knows its secret
@@ -147,7 +148,7 @@ class Port:
         finally:
             self.cases += visit.cases
             self.refusals += visit.refusals
-            self.worst_s = max(self.worst_s, visit.worst_s)
+            self.worst = max(self.worst, (visit.worst_s, number))
 
 
 class Found(Exception):
@@ -271,10 +272,13 @@ def fuzz(
 
 def table(ports: list[Port]) -> None:
     """Print what was seen at each port."""
-    print(f"{'port':14}{'cases':>8}{'worst reply':>13}  refusals")
+    print(f"{'port':14}{'cases':>8}{'worst reply':>13}{'visit':>8}  refusals")
     for port in ports:
         told = ", ".join(f"{count} {kind}" for kind, count in port.refusals.most_common(6))
-        print(f"{port.place.name:14}{port.cases:8}{port.worst_s:11.3f} s  {told}", flush=True)
+        print(
+            f"{port.place.name:14}{port.cases:8}{port.worst[0]:11.3f} s{port.worst[1]:8}  {told}",
+            flush=True,
+        )
 
 
 def main() -> int:

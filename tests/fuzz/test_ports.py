@@ -35,4 +35,4 @@ def test_who_got_in_has_bounds(pool, places):
 
 
 def test_a_short_fuzz_of_all_ports_finds_nothing(pool, places):
-    assert fuzz(pool, places, seconds=8.0, seed=20) == []
+    assert fuzz(pool, places, seconds=8.0, seed=21) == []

@@ -153,7 +153,7 @@ class WebVisits:
 
     def _request(self, rng: random.Random, token: str | None) -> bytes:
         method, path = rng.choice(self._routes)
-        if rng.random() < 0.1:
+        if rng.random() < 0.2:
             method = rng.choice(("GET", "PUT", "POST", "DELETE", "HEAD", "OPTIONS", "BREW"))
         lines = [f"{method} {_filled(rng, path)} HTTP/1.1", "Host: 127.0.0.1"]
         if token is not None:
@@ -243,7 +243,8 @@ def read(came: bytes, request: bytes) -> Answer:
     status, fields, body = _head(came)
     if status == 100:
         return Answer(status, ends=False, rest=body)
-    ends = fields.get(b"connection", b"").lower() == b"close"
+    wish = fields.get(b"connection", b"").lower()
+    ends = wish == b"close" or (came.startswith(b"HTTP/1.0 ") and wish != b"keep-alive")
     if request.startswith(b"HEAD ") or status in (204, 304):
         return Answer(status, ends, body)
     if fields.get(b"transfer-encoding") == b"chunked":
