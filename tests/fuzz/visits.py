@@ -55,6 +55,7 @@ HUNG_UP = "hung up"
 DEADLINE_MS = 100
 MESSAGES_MAX = 24
 READ_BYTES = 1 << 16
+REST_BYTES_MAX = 4 << 20
 NAMESPACES = ("default", "fuzz", "other")
 SERVICES = ("mooncake", "mooncake-shard", "mooncake-admin", "mooncake-liveness", "transfer", "echo")
 HANDSHAKES = {
@@ -102,13 +103,16 @@ class Visit:
         return data
 
     def rest(self) -> bytes:
-        """Say that nothing more is sent, and return all that comes until the other side ends."""
+        """Say that nothing more is sent, and return what comes until the other side ends.
+
+        Of very much, such as all of a segment many times, the beginning.
+        """
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_WR)
-        came = b""
-        while data := self.receive():
+        came = bytearray()
+        while len(came) < REST_BYTES_MAX and (data := self.receive()):
             came += data
-        return came
+        return bytes(came)
 
     def note(self, what: str) -> None:
         """Count a refusal of a kind."""
