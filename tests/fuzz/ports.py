@@ -129,6 +129,8 @@ class Port:
         self.place = place
         self.cases = 0
         self.refusals: Counter[str] = Counter()
+        self.sent: list[bytes] = []
+        """What was said in the last visit."""
         self.worst = 0.0, 0
         """The longest wait for an answer, and in which visit."""
         visits = KINDS.get(place.speaks, FramedVisits)(place, pool)
@@ -140,11 +142,12 @@ class Port:
         """Come once, and do what chance says."""
         rng = random.Random(f"{seed} {self.place.name} {number}")
         visit = Visit(rng, self.place)
+        self.sent = visit.sent
         try:
             with visit.sock:
                 self._roles[number % len(self._roles)](visit)
         except Exception as error:
-            raise Found(self, number, visit.sent, error) from error
+            raise Found(self, number, error) from error
         finally:
             self.cases += visit.cases
             self.refusals += visit.refusals
@@ -154,9 +157,9 @@ class Port:
 class Found(Exception):
     """A rule was broken."""
 
-    def __init__(self, port: Port, number: int, sent: list[bytes], why: Exception) -> None:
+    def __init__(self, port: Port, number: int, why: Exception) -> None:
         super().__init__(f"{port.place.name}, visit {number}: {type(why).__name__}: {why}")
-        self.port, self.number, self.sent = port.place.name, number, sent
+        self.port, self.number, self.sent = port.place.name, number, port.sent
 
     def tell(self, seed: int) -> str:
         """Write down what was sent; return how to find it again."""
@@ -253,7 +256,7 @@ def fuzz(
                         watch.check()
                         client.check()
                     except AssertionError as error:
-                        raise Found(port, number, [], error) from error
+                        raise Found(port, number, error) from error
                 if number == WARMING:
                     watch.begin()
                 if number > WARMING and time.monotonic() > end:
