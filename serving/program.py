@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.errors import ConfigError
 from mooncake_store.program.port_file import remove_port_file, write_port_file
+from mooncake_store.program.token_file import TokenFile
 from serving.front.external import ExternalFront, external_application
 from serving.system import (
     ServingSystem,
@@ -22,20 +25,42 @@ from serving.system import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["run"]
+__all__ = ["EngineSettings", "run"]
+
+_HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\[\]]+)"
+_ENGINE = re.compile(rf"https?://{_HOST}(?::[0-9]{{1,5}})?(?:/[^\s?#@]*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Engines elsewhere, by name and URL, and what is theirs alone."""
+
+    engines: Mapping[str, str] = field(default_factory=dict)
+    backend_key: str = ""
+    """What they ask their clients for."""
+    admin_token: str = ""
+    """Who may register engines; empty makes one for those who run as the same user."""
+    networks: tuple[str, ...] = ()
+    """Where others than those of `engines` may publish their events."""
 
 
 def run(
     settings: SystemSettings,
-    engines: Mapping[str, str],
+    elsewhere: EngineSettings,
     ready: Callable[[dict[str, Any]], None],
     port_file: str | None,
 ) -> None:
-    """Serve with engines elsewhere, by name and URL, where there are any, else with our workers.
+    """Serve with engines elsewhere, where there are any, else with our workers.
 
     `ready` is called with the facts when requests are taken.
     """
+    engines = elsewhere.engines
     if not engines:
+        if elsewhere != EngineSettings():
+            raise ConfigError(
+                "what is said of engines elsewhere is of no use without any",
+                advice="name one with --backend",
+            )
         asyncio.run(_system(settings, ready, port_file))
         return
     settings.check()
@@ -45,9 +70,12 @@ def run(
             advice="leave out --record, or --backend",
         )
     for name, url in engines.items():
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"the engine {name} has no http:// URL but {url!r}")
-    asyncio.run(_external(settings, engines, ready, port_file))
+        if not _ENGINE.fullmatch(url):
+            raise ConfigError(
+                f"the engine {name} has no URL such as http://10.0.0.5:8000",
+                advice="leave out users and queries; a key comes in a file (--backend-key-file)",
+            )
+    asyncio.run(_external(settings, elsewhere, ready, port_file))
 
 
 async def _system(
@@ -75,20 +103,35 @@ async def _system(
 
 async def _external(
     settings: SystemSettings,
-    engines: Mapping[str, str],
+    elsewhere: EngineSettings,
     ready: Callable[[dict[str, Any]], None],
     port_file: str | None,
 ) -> None:
     stop = _on_signals()
-    front = ExternalFront(engines, settings.deadline_s, engine_placement(settings))
-    application = external_application(front, settings.token)
-    listener = listen(settings.host, settings.port)
-    server, url = await serve_http(application, settings.host, listener)
-    try:
-        facts = {"url": url, "what": f"{len(engines)} engines"}
-        await _until_stopped(stop, facts, ready, port_file)
-    finally:
-        await server.cleanup()
+    front = ExternalFront(
+        elsewhere.engines,
+        settings.deadline_s,
+        engine_placement(settings),
+        key=elsewhere.backend_key,
+        networks=elsewhere.networks,
+    )
+    facts = {"what": f"{len(elsewhere.engines)} engines"}
+    token, made = elsewhere.admin_token, None
+    with listen(settings.host, settings.port) as listener:
+        if not token:
+            made = TokenFile.make("serve", listener.getsockname()[1])
+            token, facts["admin_token_file"] = made.token, str(made.path)
+        shell = replace(settings.shell, admin_token=token)
+        application = external_application(front, shell)
+        try:
+            server, facts["url"] = await serve_http(application, settings.host, listener)
+            try:
+                await _until_stopped(stop, facts, ready, port_file)
+            finally:
+                await server.cleanup()
+        finally:
+            if made is not None:
+                made.remove()
 
 
 def _on_signals() -> asyncio.Event:

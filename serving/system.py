@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from mooncake_store import AsyncClient
 from mooncake_store.errors import ConfigError, StoreError
 from mooncake_store.local_cluster import LocalCluster
+from mooncake_store.program.shell import Shell
 from mooncake_store.program.web import WebServer
 from serving.conductor.conductor import Conductor
 from serving.engine.loading import check_model
@@ -83,6 +84,8 @@ class SystemSettings:
     port: int = 8000
     token: str = ""
     insecure: bool = False
+    names: tuple[str, ...] = ()
+    """What the server is called besides, by those who need no token."""
     store_url: str = ""
     """A pool that runs already; empty starts one of its own."""
     store_secret: str = ""
@@ -116,6 +119,11 @@ class SystemSettings:
         """The same in words."""
         return ", ".join(f"{count} {role}" for role, count in self.of_roles.items() if count)
 
+    @property
+    def shell(self) -> Shell:
+        """What requests have to pass."""
+        return Shell(self.host, self.token, names=self.names)
+
     def check(self) -> None:
         """Raise ConfigError for what cannot work."""
         prefill, decode, coupled = counts = tuple(self.of_roles.values())
@@ -139,6 +147,7 @@ class SystemSettings:
                 f"{self.host} can be reached from other machines",
                 advice="set a token (--token-file), or --insecure",
             )
+        self.shell.check()
 
 
 def engine_placement(settings: SystemSettings) -> PlacementPolicy:
@@ -233,13 +242,12 @@ class ServingSystem:
             self.conductor,
             ConductorBoard(self.conductor),
             model=settings.name,
-            token=settings.token,
             deadline_s=settings.deadline_s,
             recorder=self._recorder,
         )
         front.limits()  # a tokenizer or chat template that cannot be used is told of now
         self._web, self.url = await serve_http(
-            front_application(front), settings.host, self._listener
+            front_application(front, settings.shell), settings.host, self._listener
         )
 
     async def close(self) -> None:

@@ -40,6 +40,7 @@ from transfer_engine.errors import (
     TruncatedError,
 )
 from transfer_engine.rpc.address import Address
+from transfer_engine.wire.cold import MALFORMED
 
 if TYPE_CHECKING:
     import threading
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
 __all__ = [
     "CANCELLED",
     "COMPLETED",
-    "NAME",
     "PENDING",
     "WAITING",
     "Access",
@@ -72,6 +72,7 @@ __all__ = [
     "Way",
     "default_timeout_s",
     "held",
+    "is_name",
     "remaining_s",
     "status_name",
 ]
@@ -98,14 +99,20 @@ _STATUS_NAMES = {
     TIMED_OUT: "timeout",
 }
 
-NAME = re.compile(r"[^\x00-\x1f\x7f]{1,128}")
-"""How a segment may be called."""
+NAME_CHARS_MAX = 128
 _WAYS_MAX = 64
 _UNIX_BYTES_MAX = 107
+_HOST_CHARS_MAX = 64
+_WAY = re.compile(r"[a-z0-9-]{1,16}")
 
 # A deadline nobody chose: patient enough for a loaded host, and for a slow link by the byte.
 _TIMEOUT_FLOOR_S = 5.0
 _TIMEOUT_BYTES_PER_S = 50e6
+
+
+def is_name(text: str) -> bool:
+    """Whether a segment may be called so: nothing that garbles a listing, or steers a terminal."""
+    return 0 < len(text) <= NAME_CHARS_MAX and text.isprintable()
 
 
 def status_name(status: int) -> str:
@@ -182,33 +189,54 @@ class SegmentDescriptor(msgspec.Struct, frozen=True, array_like=True):
         """Return the descriptor that `encode` wrote; raises InvalidArgumentError otherwise."""
         try:
             found = msgspec.msgpack.decode(data, type=cls)
-            flaw = found._flaw()
-        except (msgspec.MsgspecError, RecursionError, ConfigError) as error:
+        except MALFORMED as error:
             raise InvalidArgumentError(f"not a segment descriptor: {error}") from error
-        if flaw:
-            raise InvalidArgumentError(f"not a segment descriptor: its {flaw} is wrong")
+        found.check()
         return found
 
-    def _flaw(self) -> str:
-        """Name what nobody could use of what a peer says; raises ConfigError for an address."""
-        if self.tcp_host or self.tcp_port:
-            Address(self.tcp_host, self.tcp_port)
-        unix, rails = self.unix_address, self.rails
+    def check(self) -> None:
+        """Refuse what nobody could use of what a peer says, by the name of the first such field.
+
+        Raises InvalidArgumentError.
+        """
+        places = [(self.tcp_host, self.tcp_port)] if self.tcp_host or self.tcp_port else []
+        ways, unix, rails = self.transports, self.unix_address, self.rails
         bounds = {
             "uuid": len(self.uuid) == 16,
             "size": 0 < self.size < 1 << 62,
-            "name": NAME.fullmatch(self.name),
+            "name": is_name(self.name),
+            "host": len(self.host) <= _HOST_CHARS_MAX and self.host.isprintable(),
             "instance": len(self.instance) == 16,
-            "transports": len(self.transports) <= _WAYS_MAX,
+            "uid": 0 <= self.uid < 1 << 32,
+            "pid": 0 <= self.pid < 1 << 32,
+            "transports": len(ways) <= _WAYS_MAX and all(map(_WAY.fullmatch, ways)),
             "unix_address": len(unix.encode(errors="replace")) <= _UNIX_BYTES_MAX
-            and "\0" not in unix,
-            "rails": len(rails) <= _WAYS_MAX and all(map(Address.parse, rails)),
+            and unix.isprintable(),
+            "tcp_host, or its tcp_port,": all(_is_dialable(*place) for place in places),
+            "rails": len(rails) <= _WAYS_MAX and all(map(_is_rail, rails)),
         }
-        return next((name for name, holds in bounds.items() if not holds), "")
+        flaw = next((name for name, holds in bounds.items() if not holds), "")
+        if flaw:
+            raise InvalidArgumentError(f"not a segment descriptor: its {flaw} is wrong")
 
     def __str__(self) -> str:
         where = f"{self.tcp_host}:{self.tcp_port}" if self.tcp_port else self.unix_address
         return f"segment {self.name!r} of process {self.pid} at {where or 'this process'}"
+
+
+def _is_dialable(host: str, port: int) -> bool:
+    """Whether somebody could listen there, and others connect."""
+    try:
+        return Address(host, port).port > 0
+    except ConfigError:
+        return False
+
+
+def _is_rail(text: str) -> bool:
+    try:
+        return Address.parse(text).port > 0
+    except ConfigError:
+        return False
 
 
 class Access(NamedTuple):

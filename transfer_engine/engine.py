@@ -54,6 +54,7 @@ from transfer_engine.notify import Posted, Probe, Sync, decode_answer, encode, n
 from transfer_engine.outcome import BatchResult
 from transfer_engine.paths.routes import PathReport, Prober, Routes, routes_of
 from transfer_engine.paths.run import SLICED_BYTES_MIN, move_sliced, slice_threads
+from transfer_engine.rpc.networks import Networks
 from transfer_engine.segments.file import FileSegment
 from transfer_engine.segments.mapping import load_kernels
 from transfer_engine.segments.memory import Segment, flat_view
@@ -82,7 +83,9 @@ class TransferEngine:
     """Moves batches. Several engines may live in one process.
 
     `transports` limits and orders nothing: it names those that may be used. `secret` proves this
-    process to owners on TCP. `threads` and `queue_max` bound what `submit` runs and holds.
+    process to owners on TCP. `networks`, such as 10.0.0.0/8, are the only ones whose addresses a
+    descriptor may send it to, if there are any (`rpc.networks`). `threads` and `queue_max` bound
+    what `submit` runs and holds.
     """
 
     def __init__(
@@ -90,14 +93,16 @@ class TransferEngine:
         *,
         transports: Sequence[str] = transports.NAMES,
         secret: bytes | None = None,
+        networks: Sequence[str] = (),
         threads: int = 4,
         queue_max: int = 1024,
     ) -> None:
         if not transports:
             raise ConfigError("transports: an engine needs at least one", advice="leave it out")
         load_kernels()
+        among = Networks(networks)
         self._transports = sorted(
-            (create_transport(name, secret=secret) for name in dict.fromkeys(transports)),
+            (create_transport(n, secret=secret, networks=among) for n in dict.fromkeys(transports)),
             key=lambda transport: transport.cost,
         )
         self._secret = secret

@@ -31,6 +31,7 @@ from transfer_engine.errors import (
     RemoteProtocolError,
 )
 from transfer_engine.segments.file import FileSegment
+from transfer_engine.wire.cold import MALFORMED
 
 if TYPE_CHECKING:
     from transfer_engine.base import SegmentDescriptor
@@ -151,7 +152,7 @@ def decode_answer(data: bytes, peer: str) -> Answer:
     """Return what a peer answered; raises RemoteProtocolError when that is malformed."""
     try:
         return _ANSWERS.decode(data)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except MALFORMED as error:
         raise RemoteProtocolError(f"a malformed answer: {error}", peer=peer) from error
 
 
@@ -220,7 +221,7 @@ class PeerService:
         """Return the answer; raises a StoreError for the peer, RemoteProtocolError for nonsense."""
         try:
             asked = _QUESTIONS.decode(question)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except MALFORMED as error:
             raise RemoteProtocolError(f"a malformed question: {error}", peer=peer) from error
         return encode(self._answer(asked, peer))
 

@@ -99,28 +99,30 @@ class Directory:
             for entry in found:
                 if entry.state == SegmentState.GONE or not entry.descriptor:
                     continue
-                missing.discard(entry.number)
-                self._enter(entry)
+                if self._enter(entry):
+                    missing.discard(entry.number)
             for number in missing:
                 self._grow(number)
                 _close(self.known.pop(number, None))
                 self.targets[0, number] = _UNKNOWN
                 self.targets[1, number] = now + _REST_NS
 
-    def _enter(self, entry: SegmentEntry) -> None:
+    def _enter(self, entry: SegmentEntry) -> bool:
+        """Note what is told of a segment, unless nobody could reach it so. Held: the lock."""
         known = self.known.get(entry.number)
         if known is not None and known.entry.descriptor == entry.descriptor:
             known.entry = entry
-            return
+            return True
         try:
             target = Target(entry, self.costs)
         except StoreError:
-            return  # of a kind this version cannot read: as good as unknown
+            return False  # of a kind this version cannot read: as good as unknown
         _close(known)
         self._grow(entry.number)
         self.known[entry.number] = target
         self.targets[0, entry.number] = self._cost(target)
         self.targets[1, entry.number] = 0
+        return True
 
     def _grow(self, number: int) -> None:
         while number >= self.targets.shape[1]:

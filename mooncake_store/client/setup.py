@@ -116,6 +116,7 @@ class Setup:
         self.engine = TransferEngine(
             transports=self.config.transports,
             secret=self.secret,
+            networks=self.config.data_networks,
             threads=self.config.copy_threads,
         )
         self.core = Core(self.config, self.namespace, self.engine)

@@ -8,8 +8,10 @@ a client of the master like any other, in a thread of its own: a slow poll delay
 `serve` names the master, `/health` says that it is not ready and everything else answers 503.
 
 Reading is open to whoever reaches the port, as in the original. Changing (drains, `remove_all`)
-is refused with 403 to pages of a browser, and on an address that others can reach unless the
-master is insecure by its settings: the pool may have a secret that such a request does not prove.
+is refused with 403 to pages of a browser, as on all such ports, and on an address that others can
+reach unless the master is insecure by its settings: the pool may have a secret that such a request
+does not prove. What type a body is of is not asked: what programs of the original call theirs is
+not ours to choose.
 """
 
 from __future__ import annotations
@@ -140,7 +142,7 @@ class Control(HttpServer):
         handler = (self._changes if changing else self._reads).get(path)
         if handler is None or request.method not in ("GET", "POST"):
             return _text("404 Not Found", 404)
-        if changing and ("origin" in request.headers or not self._may_change):
+        if changing and not self._may_change:
             return _refused(-600, "changes are not taken here; start with --insecure", 403)
         try:
             fields = parse_qs(query, keep_blank_values=True, max_num_fields=FIELDS_MAX)

@@ -4,10 +4,12 @@
     await service.start_store_service()
     await service.start_http_service(8080)
 
-It listens on loopback, or anywhere with a token that every request has to carry; bodies and keys
-are bounded, and the only files it lends are those of /dev/shm. Calls of the store run in threads,
-so that a slow one does not hold up the others. What a call answers is what the original answers,
-but that a key which is not there, or is being read, has a status of its own where it is removed.
+Every request carries a token: one that is given, or on loopback one that is made for those who run
+as the same user (`program.token_file`), since the store may do more than any process of a machine
+should. With `insecure` none is asked for, as the original asks for none. Bodies and keys are
+bounded, and the only files it lends are those of /dev/shm. Calls of the store run in threads, so
+that a slow one does not hold up the others. What a call answers is what the original answers, but
+that a key which is not there, or is being read, has a status of its own where it is removed.
 Needs `aiohttp`.
 """
 
@@ -16,7 +18,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import hmac
 import logging
 import signal
 from functools import wraps
@@ -37,13 +38,14 @@ from mooncake_store.compat.store import MooncakeDistributedStore
 from mooncake_store.endpoint import is_loopback
 from mooncake_store.errors import ConfigError
 from mooncake_store.program.descriptors import raise_limit
+from mooncake_store.program.shell import Shell, shelled
+from mooncake_store.program.token_file import TokenFile
 from mooncake_store.program.web import WebServer
 from transfer_engine.rpc.accepting import listen
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
     Method: TypeAlias = Callable[["MooncakeStoreService", web.Request], Awaitable[web.Response]]
 
 __all__ = ["MooncakeStoreService", "main", "sync_main"]
@@ -175,6 +177,7 @@ class MooncakeStoreService:
     """
 
     _web: WebServer | None = None
+    _made: TokenFile | None = None
 
     def __init__(
         self, config_path: str | None = None, cli_config: Mapping[str, Any] | None = None
@@ -228,47 +231,54 @@ class MooncakeStoreService:
         if number != 0:
             raise ConfigError(f"setup answered {number}", advice="see the line before this one")
 
-    def application(self, token: str = "") -> web.Application:
-        """The routes; with a token, every request has to carry it."""
-
-        @web.middleware
-        async def authorized(request: web.Request, handler: Handler) -> web.StreamResponse:
-            given = request.headers.get("Authorization", "")
-            known = given.encode("utf-8", "replace"), f"Bearer {token}".encode()
-            if token and not hmac.compare_digest(*known):
-                return _answer(401, error="a token is required")
-            return await handler(request)
-
-        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[authorized])
-        app.add_routes(
-            [
-                web.put("/api/put", self.handle_put),
-                web.get("/api/get/{key:.+}", self.handle_get),
-                web.get("/api/exist/{key:.+}", self.handle_exist),
-                web.delete("/api/remove/{key:.+}", self.handle_remove),
-                web.delete("/api/remove_all", self.handle_remove_all),
-                web.post("/api/mount", self.handle_mount),
-                web.post("/api/unmount", self.handle_unmount),
-                web.post("/api/mount_shm", self.handle_mount_shm),
-                web.post("/api/unmount_shm", self.handle_unmount_shm),
-                web.post("/api/unmount_local_disk", self.handle_unmount_local_disk),
-                web.post("/api/reconfigure", self.handle_reconfigure),
-            ]
+    def application(self, shell: Shell) -> web.Application:
+        """The routes behind a shell."""
+        routes = [
+            web.put("/api/put", self.handle_put),
+            web.get("/api/get/{key:.+}", self.handle_get),
+            web.get("/api/exist/{key:.+}", self.handle_exist),
+            web.delete("/api/remove/{key:.+}", self.handle_remove),
+            web.delete("/api/remove_all", self.handle_remove_all),
+            web.post("/api/mount", self.handle_mount),
+            web.post("/api/unmount", self.handle_unmount),
+            web.post("/api/mount_shm", self.handle_mount_shm),
+            web.post("/api/unmount_shm", self.handle_unmount_shm),
+            web.post("/api/unmount_local_disk", self.handle_unmount_local_disk),
+            web.post("/api/reconfigure", self.handle_reconfigure),
+        ]
+        return shelled(
+            shell,
+            routes,
+            refusal=lambda status, message, _code: _answer(status, error=message),
+            bytes_max=BODY_BYTES_MAX,
+            keys=("/api/get/", "/api/exist/", "/api/remove/"),
         )
-        return app
 
     async def start_http_service(
-        self, port: int = 8080, host: str = "127.0.0.1", token: str = ""
+        self,
+        port: int = 8080,
+        host: str = "127.0.0.1",
+        token: str = "",
+        *,
+        insecure: bool = False,
+        names: tuple[str, ...] = (),
     ) -> bool:
         """Listen; always True. Raises ConfigError where others could reach it without a token."""
-        if not token and not is_loopback(host):
+        if not (token or insecure or is_loopback(host)):
             raise ConfigError(
                 f"--host {host} can be reached from other machines",
                 advice="pass --token-file, or listen on 127.0.0.1",
             )
-        self._web = WebServer(self.application(token), listen(host, port), "the REST port")
+        Shell(names=names).check()
+        listener = listen(host, port)
+        asked = "no token is asked for" if insecure else "requests carry the token that was given"
+        if not (token or insecure):
+            self._made = TokenFile.make("rest", listener.getsockname()[1])
+            token, asked = self._made.token, f"requests carry the token in {self._made.path}"
+        application = self.application(Shell(host, token, names=names))
+        self._web = WebServer(application, listener, "the REST port")
         await self._web.start()
-        log.warning("the REST service listens on %s", self._web.address)
+        log.warning("the REST service listens on %s; %s", self._web.address, asked)
         return True
 
     async def stop(self) -> None:
@@ -276,6 +286,9 @@ class MooncakeStoreService:
         web, self._web = self._web, None
         if web is not None:
             await web.cleanup()
+        made, self._made = self._made, None
+        if made is not None:
+            made.remove()
         store, self.store = self.store, None
         if store is not None:
             number = await asyncio.to_thread(store.close)
@@ -484,7 +497,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=8080, help="port to listen on")
     parser.add_argument(
         "--token-file", dest="token", metavar="FILE", default="", type=_token,
-        help="file with the token that requests must carry",
+        help="file with the token that requests must carry; on loopback one is made without it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--insecure", action="store_true", help="answer without a token, as the original does"
+    )
+    parser.add_argument(
+        "--allow-host", dest="names", metavar="NAME", action="append", default=[],
+        help="a further name of this service, for requests without a token",
     )  # fmt: skip
     parser.add_argument(
         "--max-wait-time", type=float, default=60, help="seconds to wait for the store"
@@ -514,7 +534,13 @@ async def main() -> None:
             if stopped.is_set():
                 return
             raise SystemExit("the store could not be set up")
-        await service.start_http_service(options.port, options.host, options.token)
+        await service.start_http_service(
+            options.port,
+            options.host,
+            options.token,
+            insecure=options.insecure,
+            names=tuple(options.names),
+        )
         await stopped.wait()
     finally:
         await service.stop()

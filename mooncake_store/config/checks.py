@@ -19,6 +19,7 @@ from mooncake_store.endpoint import (
 )
 from mooncake_store.units import MIB
 from transfer_engine.errors import ConfigError
+from transfer_engine.rpc.networks import Networks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +32,7 @@ __all__ = [
     "check_list",
     "check_memory",
     "check_namespace_offloads",
+    "check_networks",
     "check_order",
     "check_quotas",
     "check_rails",
@@ -132,6 +134,14 @@ def check_namespace_offloads(table: str, offloads: tuple[str, ...]) -> None:
         ) from None
     if names:
         check_list(table, "namespace_offloads", names)
+
+
+def check_networks(table: str, networks: tuple[str, ...]) -> None:
+    """Refuse what is no network."""
+    try:
+        Networks(networks)
+    except ConfigError as error:
+        raise Contradiction(f"{table}.data_networks: {error.what}", "data_networks") from None
 
 
 def check_exposure(table: str, host: str, secret_file: str, insecure: bool) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 __all__ = [
+    "DataNetworks",
     "EtcdFile",
     "Insecure",
     "LogJson",
@@ -45,6 +46,14 @@ SecretFile = Annotated[
 Insecure = Annotated[
     bool,
     Meta(description="Accept connections from other machines without any secret."),
+]
+DataNetworks = Annotated[
+    tuple[str, ...],
+    Meta(
+        description="Networks, such as 10.0.0.0/8, that segments may be reached in over tcp and "
+        "rdma. Empty: all but those of one link or a group, and a loopback on its own host.",
+        extra={"general": ("", "data_networks")},
+    ),
 ]
 Strict = Annotated[
     bool,

@@ -31,11 +31,13 @@ from mooncake_store.config.checks import (
     check_list,
     check_memory,
     check_namespace_offloads,
+    check_networks,
     check_order,
     check_quotas,
     check_rails,
 )
 from mooncake_store.config.common import (
+    DataNetworks,
     EtcdFile,
     Insecure,
     LogJson,
@@ -102,6 +104,7 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
         Meta(ge=1, le=4096, description="Shard processes; each serves its slice of the keys."),
     ] = 1
     secret_file: SecretFile = ""
+    data_networks: DataNetworks = ()
     insecure: Insecure = False
     port_file: PortFile = ""
     objects_max: Annotated[
@@ -308,6 +311,7 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
             )
         check_namespace_offloads(self.table, self.namespace_offloads)
         check_quotas(self.table, self.quotas, self.shards)
+        check_networks(self.table, self.data_networks)
         check_exposure(self.table, self.host, self.secret_file, self.insecure)
 
 
@@ -395,6 +399,7 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
         ),
     ] = ()
     secret_file: SecretFile = ""
+    data_networks: DataNetworks = ()
     insecure: Insecure = False
     port_file: PortFile = ""
     log_level: LogLevel = "info"
@@ -423,6 +428,7 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
             self.hugepages,
             self.transports,
         )
+        check_networks(self.table, self.data_networks)
         check_rails(self.table, self.rails, self.transports, self.secret_file, self.insecure)
         check_exposure(self.table, self.host, self.secret_file, self.insecure)
 
@@ -444,6 +450,7 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
         ),
     ] = "mooncake://127.0.0.1:50051/default"
     secret_file: SecretFile = ""
+    data_networks: DataNetworks = ()
     etcd_file: EtcdFile = ""
     connect_timeout_s: Annotated[
         DurationS,
@@ -516,6 +523,7 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
         if 0 < self.segment_bytes < MIB:
             raise Contradiction("client.segment must be 0 or at least 1MiB", "segment")
         check_kept_pool(self.table, self.state, self.url)
+        check_networks(self.table, self.data_networks)
         check_list(self.table, "transports", self.transports)
         check_order(self, "connect_timeout", "deadline", "", strict=False)
 

@@ -24,6 +24,7 @@ from transfer_engine.errors import (
     TransferTimeoutError,
     UnavailableError,
 )
+from transfer_engine.wire.cold import MALFORMED
 from transfer_engine.wire.frame import MAGIC_BYTES
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class Call(NamedTuple):
             raise self.unreachable("it hung up")
         head, _, body = received.partition(b"\r\n\r\n")
         if not is_good(head):
-            raise self.refusal(head.splitlines(keepends=True)[0], body)
+            raise self.refusal(b"".join(head.splitlines(keepends=True)[:1]), body)
         return self.decoded(body)
 
     def decoded(self, body: bytes) -> Answer:
@@ -147,7 +148,7 @@ class Call(NamedTuple):
             if self.path not in STREAMED:
                 return msgspec.json.decode(body, type=Answer, strict=False)
             part = msgspec.json.decode(body, type=_Streamed, strict=False)
-        except msgspec.MsgspecError:
+        except MALFORMED:
             raise self.garbage(body) from None
         if part.error:
             raise self._refused(part.error)
@@ -159,7 +160,7 @@ class Call(NamedTuple):
         """Return what an answer means that is not good."""
         try:
             return self._refused(msgspec.json.decode(body, type=_Failure))
-        except msgspec.MsgspecError:
+        except MALFORMED:
             if not body.startswith(b"CommonName"):
                 return self.garbage(status + body)
             return AuthError(

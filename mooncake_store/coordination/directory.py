@@ -23,6 +23,7 @@ from mooncake_store.coordination.election import PREFIX
 from mooncake_store.coordination.exchange import Exchange
 from transfer_engine.errors import AuthError, ConfigError, StoreError, UnavailableError
 from transfer_engine.rpc.address import Address
+from transfer_engine.wire.cold import MALFORMED
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -152,5 +153,5 @@ def _address(value: bytes) -> Address | None:
     """Return where a member is; None for what somebody else wrote there."""
     try:
         return Address.parse(msgspec.json.decode(value, type=Place).address)
-    except (msgspec.MsgspecError, ConfigError):
+    except (*MALFORMED, ConfigError):
         return None

@@ -49,8 +49,15 @@ from mooncake_store.wire.hosts import (
     Stay,
     Yield,
 )
-from transfer_engine.errors import AuthError, ConfigError, StoreError, UnavailableError
+from transfer_engine.errors import (
+    AuthError,
+    ConfigError,
+    RemoteProtocolError,
+    StoreError,
+    UnavailableError,
+)
 from transfer_engine.rpc.server import Server
+from transfer_engine.wire.cold import MALFORMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -200,10 +207,15 @@ class _ShardHost:
                 "of another one",
                 advice="name another directory with --state to lead shards for that master",
             )
-        settings = msgspec.msgpack.decode(joined.settings)
+        try:
+            settings = msgspec.convert(msgspec.msgpack.decode(joined.settings), MasterConfig)
+        except MALFORMED as error:
+            raise RemoteProtocolError(
+                f"the master at {self._masters} tells settings that are none here: {error}",
+                advice="start both with one version",
+            ) from None
         config = msgspec.structs.replace(
-            msgspec.convert(settings, MasterConfig),
-            **{name: getattr(self._config, name) for name in OWN},
+            settings, **{name: getattr(self._config, name) for name in OWN}
         )
         self._supervisor = Supervisor(
             config,

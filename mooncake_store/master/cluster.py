@@ -26,7 +26,7 @@ import msgspec
 from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.master.all_shards import AllShards, numbers_in, refusals, state_of, states_in
 from mooncake_store.master.bounds import check_mount
-from mooncake_store.master.doors import acceptable, doors_of, well_named
+from mooncake_store.master.doors import acceptable, check_descriptors, doors_of, well_named
 from mooncake_store.master.lineage import Lineage
 from mooncake_store.master.overview import Overview
 from mooncake_store.master.register_news import RegisterNews
@@ -270,6 +270,7 @@ class Cluster:
                 operation="mount",
                 advice="ask for its map again",
             )
+        check_descriptors(request.segments, self._known.facts.networks)
         return self._apart(self._mount(request))
 
     async def _mount(self, request: wire.Mount) -> wire.Mounted:
@@ -313,7 +314,7 @@ class Cluster:
 
     def _watch(self, worker: LentWorker, specs: Sequence[wire.SegmentSpec]) -> None:
         """Count a worker as alive from now on."""
-        doors = doors_of(specs)
+        doors = doors_of(specs, self._known.facts.networks)
         self._known.liveness.watch(worker.uuid, worker.epoch, doors, keeps=worker.keeps)
         numbers = ", ".join(map(str, sorted(worker.numbers)))
         self._states.change(f"worker {worker.name}", "alive", f"segments {numbers}")

@@ -18,6 +18,7 @@ from mooncake_store.master.bounds import check_label
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire import cluster as wire
 from transfer_engine.rpc.address import Address
+from transfer_engine.rpc.networks import Networks
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -56,6 +57,8 @@ class ClusterFacts:
     """Which life of the shards' contents this is."""
     objects_max: int
     """As many as fit a shard."""
+    networks: Networks = field(default_factory=Networks)
+    """Which addresses segments may be at."""
 
 
 @dataclass(frozen=True, slots=True)

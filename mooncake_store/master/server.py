@@ -55,6 +55,7 @@ from mooncake_store.wire.cluster import CLUSTER
 from mooncake_store.wire.hosts import HOSTS, JOIN, MERGE, MOVE, SERVING, SPLIT, STAY, SplitBegun
 from mooncake_store.wire.standby import HAND_OVER, HandingOver
 from transfer_engine.errors import UnavailableError
+from transfer_engine.rpc.networks import Networks
 from transfer_engine.rpc.server import Server
 
 if TYPE_CHECKING:
@@ -197,6 +198,7 @@ class Master:
                 secret=bytes.fromhex(state.kept.secret),
                 life=life,
                 objects_max=config.objects_max,
+                networks=Networks(config.data_networks),
             )
             await cluster.begin(facts, liveness)
             self._rounds = asyncio.ensure_future(GuestRounds(seats).run())

@@ -33,6 +33,7 @@ class Fence:
     def make(cls) -> Fence:
         """Return a new one."""
         fd = os.memfd_create("mooncake-fence")
+        os.fchmod(fd, 0o600)
         os.ftruncate(fd, mmap.PAGESIZE)
         return cls(fd)
 

@@ -8,7 +8,7 @@ numba and asyncio at `debug` would bury the line one looks for.
 State changes are logged once, through `StateLog`, and objects never: a master sees millions of
 them a second, and metrics count those. Each record is one line; control characters inside a
 message (a key may hold some) are escaped, so nobody can forge a line or steer a terminal. A
-traceback follows its line in the human format and is a field in JSON. Logging a change is O(1).
+traceback follows its line in the human format, and is a field in JSON. Logging a change is O(1).
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import sys
 import threading
 import time
 from collections import OrderedDict
+from textwrap import indent
 from typing import TextIO
 
 from kernel_cache import telling
 from mooncake_store.printable import printable
 
-__all__ = ["PACKAGES", "StateLog", "configure"]
+__all__ = ["PACKAGES", "StateLog", "configure", "escape_unconfigured"]
 
 PACKAGES = ("mooncake_store", "transfer_engine", "serving", "alloc", "eviction", "kernel_cache")
 """The import packages of this project, whose loggers follow the configured level."""
@@ -34,15 +35,27 @@ class _OurHandler(logging.StreamHandler[TextIO]):
     """Marks the handler that `configure` installed, so that a second call replaces only that."""
 
 
-class HumanFormatter(logging.Formatter):
+class PlainFormatter(logging.Formatter):
+    """The message, and the traceback where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of the message, and those of the traceback."""
+        line = printable(record.getMessage(), keep="\t")
+        if not record.exc_info:
+            return line
+        trace = printable(self.formatException(record.exc_info), keep="\n\t")
+        # Moved in, so that nothing an exception says looks like a line of the log.
+        return f"{line}\n{indent(trace, '  ')}"
+
+
+class HumanFormatter(PlainFormatter):
     """`2026-01-31 12:00:00.123 INFO mooncake_store.master: message`, in local time."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, and the lines of the traceback where there is one."""
         seconds = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
-        message = printable(record.getMessage(), keep="\t")
-        line = f"{seconds}.{int(record.msecs):03d} {record.levelname} {record.name}: {message}"
-        return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
+        head = f"{seconds}.{int(record.msecs):03d} {record.levelname} {record.name}"
+        return f"{head}: {super().format(record)}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -85,6 +98,12 @@ def configure(level: str = "info", *, as_json: bool = False, stream: TextIO | No
         logging.getLogger(package).setLevel(number)
     # Also of a command that else shows it on its terminal: two there would disturb each other.
     telling.listen(telling.Log())
+
+
+def escape_unconfigured() -> None:
+    """Have escaped what is logged where nobody called `configure`, as by most commands."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(PlainFormatter())
 
 
 class StateLog:

@@ -1,6 +1,6 @@
 """Serving an aiohttp application on a port that strangers reach. Needs `aiohttp`.
 
-    server = WebServer(application, listener, "the REST port")
+    server = WebServer(shelled(shell, routes, ...), listener, "the REST port")
     await server.start()
     ...
     await server.cleanup()
@@ -10,7 +10,7 @@ come. Here a connection gets to it once the head has arrived, all of it within `
 that it is a stranger (`transfer_engine.rpc.entrance`). Then it is one of `SESSIONS_MAX`. Those that
 wait for a request, or are still sending one, make room for others, who was silent for longest
 first; those whose request is being answered never do. A body has to go on, by `GROWTH_BYTES` each
-`STALL_S`.
+`STALL_S`. What a request may be is `program.shell`'s.
 
 What clients do wrong aiohttp logs each time, with a traceback; here it is told once in a while.
 """
@@ -198,7 +198,10 @@ class WebServer:
         if not any(isinstance(each, _Once) for each in answers.filters):
             answers.addFilter(_Once())
         application.middlewares.insert(0, self._middleware())
-        self._runner = web.AppRunner(application, access_log=None, logger=answers, **options)
+        # Bodies stay as they come: a small one could become a large one before anybody objects.
+        self._runner = web.AppRunner(
+            application, access_log=None, logger=answers, auto_decompress=False, **options
+        )
         self._listener = listener
         self._name = name
         self.address: tuple[str, int] = listener.getsockname()[:2]

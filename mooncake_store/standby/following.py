@@ -52,6 +52,7 @@ from transfer_engine.errors import (
 )
 from transfer_engine.lasting import LastingThread
 from transfer_engine.rpc.blocking import BlockingConnection
+from transfer_engine.wire.cold import MALFORMED
 from transfer_engine.wire.handshake import Identity
 
 if TYPE_CHECKING:
@@ -361,7 +362,7 @@ class RegistersFollower(Follower):
                 )
             registers = msgspec.json.decode(reply.content, type=Registers)
             check_registers(registers)
-        except (msgspec.MsgspecError, ValueError) as error:
+        except MALFORMED as error:
             raise RemoteProtocolError(f"registers that cannot be: {error}") from error
         if self._life not in (None, registers.life):
             raise ConfigError(

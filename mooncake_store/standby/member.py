@@ -53,6 +53,7 @@ from transfer_engine.errors import ConfigError, LeaseExpiredError, UnavailableEr
 from transfer_engine.lasting import Setbacks
 from transfer_engine.rpc.address import Address, is_loopback
 from transfer_engine.rpc.server import Server
+from transfer_engine.wire.cold import MALFORMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -376,7 +377,7 @@ class _Member:
 def _place_of(seen: Leader) -> Place:
     try:
         return msgspec.json.decode(seen.value, type=Place)
-    except msgspec.MsgspecError:
+    except MALFORMED:
         raise ConfigError(
             "who leads under this name in the etcd is no member of a pool",
             advice="name the pool otherwise with --name",

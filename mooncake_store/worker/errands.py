@@ -58,12 +58,13 @@ class Errands(abc.ABC):
         identity: shard_wire.OpenClient,
         describe: Callable[[tuple[int, ...]], tuple[wire.SegmentEntry, ...]],
         secret: bytes | None,
+        networks: Sequence[str] = (),
     ) -> None:
         self._segments = segments
         self._identity = identity
         self._describe = describe
         self._secret = secret
-        self._engine = TransferEngine(transports=self.transports, secret=secret)
+        self._engine = TransferEngine(transports=self.transports, secret=secret, networks=networks)
         self._files: dict[bytes, SegmentHandle] = {}
         for segment in segments:
             if isinstance(segment, Segment):

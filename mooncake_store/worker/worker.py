@@ -222,7 +222,10 @@ class Worker:
             for s in self.segments
         )
         identity = shard_wire.OpenClient(self.uuid, self.epoch, self.host, "default")
-        given = tuple(self.segments), descriptors, identity, self._describe, self._secret
+        given = (
+            tuple(self.segments), descriptors, identity, self._describe, self._secret,
+            self.config.data_networks,
+        )  # fmt: skip
         self._copier, haulers = Copier(*given), [Hauler(None, *given)]
         for segment in self.segments:
             if isinstance(segment, FileSegment):

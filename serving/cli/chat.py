@@ -8,7 +8,7 @@ import typer
 
 from mooncake_store.cli.shared.app import JsonOption, command, emit, note
 from mooncake_store.errors import StoreError, UnavailableError
-from mooncake_store.printable import printable
+from mooncake_store.printable import TEXT, printable
 
 
 @command(
@@ -88,6 +88,7 @@ class Talk:
         import time
         import urllib.error
         import urllib.request
+        from http.client import HTTPException
 
         self.messages.append({"role": "user", "content": text})
         body = {
@@ -110,7 +111,7 @@ class Talk:
                     _tell(tell, told[-1])
         except urllib.error.HTTPError as error:
             raise StoreError(f"{self.url} answers {error.code}: {_reason(error)}") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             raise UnavailableError(
                 f"{self.url} does not answer: {error}",
                 advice="start `mooncake serve`, or name another server with --url",
@@ -125,7 +126,7 @@ class Talk:
         """The text of an event."""
         try:
             return _text(json.loads(event), figures)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise StoreError(
                 f"{self.url} answers with something else than a chat",
                 advice="name a server with OpenAI's API with --url",
@@ -137,7 +138,7 @@ def _tell(stream: Any, text: str) -> None:
     if stream is None:
         return
     if stream.isatty():
-        text = printable(text, keep="\n\t")
+        text = printable(text, keep=TEXT)
     # Half a surrogate pair, and what the stream's encoding lacks, becomes an escape.
     stream.write(text.encode(stream.encoding, "backslashreplace").decode(stream.encoding))
     stream.flush()
@@ -165,5 +166,5 @@ def _text(piece: dict[str, Any], figures: dict[str, Any]) -> str:
 def _reason(error: Any) -> str:
     try:
         return str(json.loads(error.read())["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return str(error.reason)

@@ -34,6 +34,13 @@ OPTIONS = {
         kind=list[str],
         metavar="NAME=URL",
     ),
+    "backend_key_file": _option(None, "File with the API key that these engines ask for."),
+    "engine_network": _option(
+        None,
+        "Let engines of this network be registered besides; may be given several times.",
+        kind=list[str],
+        metavar="NETWORK",
+    ),
     "store": _option(
         None,
         "Use this running pool, by URL or its master's address; without it one is started.",
@@ -67,6 +74,15 @@ OPTIONS = {
     ),
     "record": _option("", "Write a trace of the requests to this new file.", metavar="FILE"),
     "token_file": _option(None, "File with the API key to ask for."),
+    "admin_token_file": _option(
+        None, "File with the key for registering engines; without it one is made."
+    ),
+    "allow_host": _option(
+        None,
+        "A further name of this server, for requests without a key; may be given several times.",
+        kind=list[str],
+        metavar="NAME",
+    ),
     "insecure": (False, InsecureOption),
     "port_file": (None, PortFileOption),
     "log_level": _option("warning", "debug, info, warning or error."),
@@ -98,6 +114,8 @@ def serve(
     *,
     name: str | None,
     backend: list[str] | None,
+    backend_key_file: str | None,
+    engine_network: list[str] | None,
     store: str | None,
     secret_file: str | None,
     ttft: str,
@@ -105,6 +123,8 @@ def serve(
     deadline: str,
     setting: list[str] | None,
     token_file: str | None,
+    admin_token_file: str | None,
+    allow_host: list[str] | None,
     port_file: str | None,
     log_level: str,
     as_json: bool,
@@ -116,7 +136,7 @@ def serve(
     pool named by --store was there before and stays.
     """
     try:
-        from serving.program import run
+        from serving.program import EngineSettings, run
         from serving.system import SystemSettings
     except ModuleNotFoundError as error:
         raise StoreError(
@@ -130,11 +150,15 @@ def serve(
 
     raise_limit()
     logs.configure(log_level)
-    token = config.read_secret(token_file).decode() if token_file else ""
+
+    def secret(path: str | None) -> str:
+        return config.read_secret(path).decode() if path else ""
+
     settings = SystemSettings(
         **as_they_are,
         name=name or "",
-        token=token,
+        token=secret(token_file),
+        names=tuple(allow_host or ()),
         store_url=store_url(store) if store else "",
         store_secret=secret_file or "",
         ttft_s=parse_duration(ttft),
@@ -142,17 +166,24 @@ def serve(
         deadline_s=parse_duration(deadline),
         worker=dict(_pair(each, "--setting") for each in setting or ()),
     )
-    engines = dict(_pair(each, "--backend") for each in backend or ())
-    run(settings, engines, partial(_tell, as_json), port_file)
+    elsewhere = EngineSettings(
+        dict(_pair(each, "--backend") for each in backend or ()),
+        backend_key=secret(backend_key_file),
+        admin_token=secret(admin_token_file),
+        networks=tuple(engine_network or ()),
+    )
+    run(settings, elsewhere, partial(_tell, as_json), port_file)
 
 
 def _tell(as_json: bool, facts: dict[str, Any]) -> None:
     """Say that requests are taken, and where."""
-    emit(
-        {"ready": True, **facts},
-        as_json=as_json,
-        human=lambda: f"mooncake serve answers at {facts['url']}/v1 ({facts['what']})",
-    )
+
+    def human() -> str:
+        text = f"mooncake serve answers at {facts['url']}/v1 ({facts['what']})"
+        made = facts.get("admin_token_file")
+        return f"{text}\nengines are registered with the key in {made}" if made else text
+
+    emit({"ready": True, **facts}, as_json=as_json, human=human)
     sys.stdout.flush()
 
 

@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING
 from mooncake_store import ids
 from mooncake_store.client import AsyncClient, Digests
 from mooncake_store.errors import ConfigError, NotFoundError, StoreError
+from mooncake_store.printable import printable
+from mooncake_store.program.logs import escape_unconfigured
 from serving.connectors.keys import parse_key, scope_prefix
 from serving.connectors.presence import Presence
 from serving.connectors.publisher import AllBlocksCleared, BlockRemoved, BlockStored, Publisher
@@ -269,10 +271,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hashes", choices=HASHES, default="vllm", help="form of block hashes")
     parser.add_argument("--medium", default="cpu", help="medium that events name")
     parser.add_argument("--block-size", type=int, default=0, help="tokens of a block")
+    escape_unconfigured()
     try:
         asyncio.run(_serve(parser.parse_args(arguments)))
     except StoreError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(printable(str(error)) + "\n")
         return 3 if isinstance(error, ConfigError) else 4
     return 0
 

@@ -30,6 +30,7 @@ __all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "Publisher"]
 
 KEPT = 10_000
 _QUEUED_MAX = 100_000
+_QUESTION_BYTES_MAX = 4096
 _ANEW_S = 1.0
 """All is told anew at most so often: several who missed much are served by one telling."""
 _END = (-1).to_bytes(8, "big", signed=True)
@@ -100,11 +101,12 @@ class Publisher:
     def _bound(self, kind: int, endpoint: str) -> Any:
         import zmq
 
-        socket = self._context.socket(kind)
-        socket.linger = 0
         try:
+            socket = self._context.socket(kind)
+            socket.linger = 0
+            socket.setsockopt(zmq.MAXMSGSIZE, _QUESTION_BYTES_MAX)
             socket.bind(endpoint)
-        except zmq.ZMQError as error:
+        except (zmq.ZMQError, ValueError, TypeError) as error:  # or text that is no UTF-8
             self._context.destroy(linger=0)
             raise ConfigError(f"cannot publish KV events at {endpoint}: {error}") from None
         return socket

@@ -1,6 +1,6 @@
 """The OpenAI API over HTTP: completions and chats, whole or streamed, from a backend.
 
-    runner = web.AppRunner(front_application(front), handler_cancellation=True)
+    runner = web.AppRunner(front_application(front, shell), handler_cancellation=True)
 
 A request is read and checked (`openai`), its tokens go to the backend, its text comes back through
 `AnswerText`. Headers are sent with the first token, so whatever fails before has its own HTTP
@@ -12,7 +12,6 @@ deadline of its request by more than `GRACE_S`.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
 import math
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from mooncake_store.errors import InvalidArgumentError, StoreError
+from mooncake_store.program.shell import Shell, shelled
 from serving.conductor.hints import HintsFullError
 from serving.engine.tokenizer import load_tokenizer
 from serving.front.answers import Choice, Ended, Shape, error_body, usage_of
@@ -45,7 +45,7 @@ from serving.front.tools import CallsInText
 from serving.scheduling.requests import Failure, Finish, Piece, Request
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
 
     from serving.conductor.conductor import Conductor
     from serving.engine.tokenizer import Tokenizer
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from serving.scheduling.requests import Outcome
     from serving.traces.recording import Recorder
 
-__all__ = ["BODY_BYTES_MAX", "Front", "error_response", "front_application", "guard"]
+__all__ = ["Front", "error_response", "front_application", "openai_application"]
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,6 @@ class Front:
     conductor: Conductor
     board: ConductorBoard
     model: str = ""
-    token: str = ""
     deadline_s: float = 120.0
     tokenizer: Tokenizer | None = None
     recorder: Recorder | None = None
@@ -111,41 +110,48 @@ def error_response(
     )
 
 
-def guard(token: str, public: Collection[str] = ("/health",)) -> Any:
-    """A middleware: the token where one is set, and every error in OpenAI's shape.
-
-    What is public is seen without the token.
-    """
-
-    @web.middleware
-    async def guarded(
-        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode("utf-8", "replace")
-        known = hmac.compare_digest(given, f"Bearer {token}".encode())
-        if token and request.path not in public and not known:
-            return error_response("a valid API key is required", 401, code="invalid_api_key")
-        try:
-            return await handler(request)
-        except BadRequestError as error:
-            return error_response(error.message, error.status, param=error.param, code=error.code)
-        except web.HTTPException as error:
-            return error_response(error.reason or "refused", error.status)
-        except (asyncio.CancelledError, ConnectionResetError):
-            raise
-        except Exception:
-            log.exception("%s %s failed", request.method, request.path)
-            return error_response("internal error; the server's log has it", 500)
-
-    return guarded
+@web.middleware
+async def _told(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Every error in OpenAI's shape."""
+    try:
+        return await handler(request)
+    except BadRequestError as error:
+        return error_response(error.message, error.status, param=error.param, code=error.code)
+    except web.HTTPException as error:
+        return error_response(error.reason or "refused", error.status)
+    except (asyncio.CancelledError, ConnectionResetError):
+        raise
+    except Exception:
+        log.exception("%s %s failed", request.method, request.path)
+        return error_response("internal error; the server's log has it", 500)
 
 
-def front_application(front: Front) -> web.Application:
+def openai_application(
+    shell: Shell,
+    routes: Iterable[web.AbstractRouteDef],
+    *,
+    public: Collection[str] = (),
+    admin: Collection[str] = (),
+) -> web.Application:
+    """Routes behind a shell that says no as OpenAI does; `/health` is public too."""
+    return shelled(
+        shell,
+        routes,
+        refusal=lambda status, message, code: error_response(message, status, code=code),
+        bytes_max=BODY_BYTES_MAX,
+        public={"/health", *public},
+        admin=admin,
+        inner=[_told],
+    )
+
+
+def front_application(front: Front, shell: Shell) -> web.Application:
     """All routes."""
     handlers = _Handlers(front)
-    public = {"/health", *PAGE_PATHS}
-    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[guard(front.token, public)])
-    app.add_routes(
+    return openai_application(
+        shell,
         [
             web.post("/v1/completions", handlers.completions),
             web.post("/v1/chat/completions", handlers.chats),
@@ -156,9 +162,9 @@ def front_application(front: Front) -> web.Application:
             web.get("/metrics", handlers.metrics),
             web.get("/stats", handlers.stats),
             *page_routes(),
-        ]
+        ],
+        public=PAGE_PATHS,
     )
-    return app
 
 
 class _Handlers:

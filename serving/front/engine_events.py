@@ -16,9 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from mooncake_store.errors import ConfigError, InvalidArgumentError, RemoteProtocolError
+from mooncake_store.errors import (
+    ConfigError,
+    InvalidArgumentError,
+    RemoteProtocolError,
+    StoreError,
+)
 from serving.front.indexer import Cleared, Removed, Stored
 from transfer_engine.lasting import keep_going
+from transfer_engine.wire.cold import MALFORMED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +37,8 @@ log = logging.getLogger(__name__)
 
 Event = Stored | Removed | Cleared
 REPLAY_S = 2.0
+BATCH_BYTES_MAX = 64 << 20
+"""Longest message that is taken in: some million tokens. A publisher that sends more is left."""
 _END_OF_REPLAY = -1
 
 
@@ -41,7 +49,7 @@ def read_batch(frames: Sequence[bytes]) -> tuple[int, list[Event]]:
     number = int.from_bytes(frames[-2], "big", signed=True)
     try:
         content = msgspec.msgpack.decode(frames[-1]) if frames[-1] else [0, []]
-    except (msgspec.DecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise RemoteProtocolError(f"a batch of events is no MessagePack: {error}") from error
     if not isinstance(content, list) or len(content) < 2 or not isinstance(content[1], list):
         raise RemoteProtocolError("a batch of events has no list of events")
@@ -107,8 +115,9 @@ def _tokens(raw: Any) -> tuple[int, ...]:
 class Subscription:
     """Follows one publisher until it is closed.
 
-    Raises ConfigError without pyzmq, InvalidArgumentError for an endpoint that is none. What goes
-    wrong later empties the source and is logged, and the next batch is taken in.
+    Raises ConfigError without pyzmq, or without a socket to be had, InvalidArgumentError for an
+    endpoint that is none. What goes wrong later empties the source and is logged, and the next
+    batch is taken in.
     """
 
     def __init__(self, source: Source) -> None:
@@ -127,7 +136,7 @@ class Subscription:
             self._subscribe()
             if source.registration.replay_endpoint:
                 self._connected(zmq.DEALER, source.registration.replay_endpoint).close(linger=0)
-        except InvalidArgumentError:
+        except StoreError:
             self._context.destroy(linger=0)
             raise
         following = keep_going(f"following {source.registration.name}", self._take)
@@ -137,16 +146,24 @@ class Subscription:
         """Connect, and be told when the connection is lost."""
         zmq = self._zmq
         self._socket = self._connected(zmq.SUB, self._source.registration.endpoint)
-        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
-        self._lost = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        try:
+            self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+            self._lost = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        except zmq.ZMQError as error:
+            self._socket.close(linger=0)
+            raise _no_socket(error) from error
         self._poller = zmq.asyncio.Poller()
         for each in self._socket, self._lost:
             self._poller.register(each, zmq.POLLIN)
 
     def _connected(self, kind: int, endpoint: str) -> Any:
         """A socket that has begun to connect."""
-        socket = self._context.socket(kind)
         try:
+            socket = self._context.socket(kind)
+        except self._zmq.ZMQError as error:
+            raise _no_socket(error) from error
+        try:
+            socket.setsockopt(self._zmq.MAXMSGSIZE, BATCH_BYTES_MAX)
             socket.connect(endpoint)
         except (self._zmq.ZMQError, ValueError, UnicodeError) as error:
             socket.close(linger=0)
@@ -164,6 +181,8 @@ class Subscription:
 
     async def _take(self) -> None:
         """Take in one batch. What cannot be taken in empties the source: it may say what is not."""
+        if self._socket.closed:  # none could be had when the last connection was lost
+            self._subscribe()
         ready = [each for each, _ in await self._poller.poll()]
         if self._lost in ready:
             self._begin_anew()
@@ -230,3 +249,10 @@ class Subscription:
         finally:
             socket.close(linger=0)
         return True
+
+
+def _no_socket(error: Exception) -> ConfigError:
+    return ConfigError(
+        f"no socket to follow a publisher with: {error}",
+        advice="raise the limit of open files (ulimit -n)",
+    )

@@ -162,7 +162,7 @@ class EngineWatch:
         """An engine's metrics, empty where it has none."""
         assert self._session is not None, "start() comes first"
         url, headers = self._engines[name] + "/metrics", {"Accept-Encoding": "identity"}
-        async with self._session.get(url, headers=headers) as answer:
+        async with self._session.get(url, headers=headers, allow_redirects=False) as answer:
             if answer.status >= 500:
                 raise aiohttp.ClientPayloadError(f"it answers {answer.status}")
             if answer.status != 200:

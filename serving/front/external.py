@@ -6,9 +6,14 @@ Which one is best is `EngineRouter`'s decision by a placement policy, from what 
 their caches, what they tell of their load (`EngineWatch`) and what the front sees of its own
 requests: when they began, their first bytes, and the `usage` that answers end with. The prompt is
 turned into tokens by an engine's own `/tokenize`, only where somebody has registered events, and a
-request whose tokens cannot be had is routed by load alone. Requests and answers pass through byte
-by byte; the engine's errors are the answer, except that one which cannot be reached, or says that
-it is broken before its first byte, is passed over for the next.
+request whose tokens cannot be had is routed by load alone. Bodies pass through byte by byte; the
+engine's errors are the answer, except that one which cannot be reached, or says that it is broken
+before its first byte, is passed over for the next. So is one that sends us elsewhere: a redirect is
+not followed, since only the operator says where prompts go.
+
+Of an engine's API there is what `FORWARDED` and `MODEL` name, and of headers what `_ASKED` and
+`_ANSWERED` name: engines have paths for operators too, and what a client proves to this server, or
+keeps for it, is none of an engine's business. An engine's own key is the operator's to give.
 
 A client that goes away ends the request at the engine: its connection is closed. Time to connect
 is bounded, and so is the whole request.
@@ -26,19 +31,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import aiohttp
 import msgspec
 from aiohttp import web
+from yarl import URL
 
-from serving.front.app import BODY_BYTES_MAX, error_response, guard
+from serving.front.app import error_response, openai_application
 from serving.front.engine_load import EngineWatch
+from serving.front.engine_places import EnginePlaces
 from serving.front.engine_prompts import EnginePrompts
-from serving.front.indexer_http import Indexer, indexer_routes
+from serving.front.indexer_http import ADMIN_PATHS, Indexer, indexer_routes
 from serving.front.usage import UsageTail
 from serving.scheduling.placement import LocalCache
 from serving.scheduling.routing import EngineRouter, Wanted
 from serving.scheduling.views import Demand
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
+    from mooncake_store.program.shell import Shell
     from serving.scheduling.placement import PlacementPolicy
 
 __all__ = ["ExternalFront", "external_application"]
@@ -48,7 +56,21 @@ log = logging.getLogger(__name__)
 CONNECT_S = 5.0
 TOKENIZE_S = 5.0
 _BROKEN = (500, 502, 503, 504)
-_HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "host", "te"}
+_ELSEWHERE = range(300, 400)
+FORWARDED = (
+    "completions", "chat/completions", "embeddings", "responses", "messages",
+    "messages/count_tokens", "rerank", "score",
+)  # fmt: skip
+"""What may be asked of an engine, below /v1."""
+MODEL = "/v1/models/{model:[A-Za-z0-9._:@/-]+}"
+_ASKED = (
+    "Accept", "Accept-Encoding", "Content-Type", "User-Agent", "X-Request-Id", "traceparent",
+    "tracestate", "anthropic-version", "anthropic-beta", "OpenAI-Beta",
+)  # fmt: skip
+_ANSWERED = (
+    "Content-Type", "Content-Encoding", "Cache-Control", "Retry-After", "X-Request-Id",
+    "openai-processing-ms",
+)  # fmt: skip
 
 
 class _Tokenized(msgspec.Struct, frozen=True):
@@ -76,9 +98,14 @@ class ExternalFront:
         engines: Mapping[str, str],
         deadline_s: float = 600.0,
         policy: PlacementPolicy | None = None,
+        *,
+        key: str = "",
+        networks: Collection[str] = (),
     ) -> None:
         self.engines = {name: url.rstrip("/") for name, url in engines.items()}
-        self.indexer = Indexer()
+        hosts = [URL(url).host or "" for url in engines.values()]
+        self.indexer = Indexer(EnginePlaces(hosts, networks))
+        self._own_headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._prompts = EnginePrompts(self.indexer.index)
         self.router = EngineRouter(policy or LocalCache())
         for name in self.engines:
@@ -92,7 +119,11 @@ class ExternalFront:
         timeout = aiohttp.ClientTimeout(total=self._deadline_s, sock_connect=CONNECT_S)
         connector = aiohttp.TCPConnector(limit=0)
         self._session = aiohttp.ClientSession(
-            timeout=timeout, connector=connector, auto_decompress=False
+            timeout=timeout,
+            connector=connector,
+            auto_decompress=False,
+            headers=self._own_headers,
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
         self._watch.start(self._session)
 
@@ -135,17 +166,19 @@ class ExternalFront:
     ) -> web.StreamResponse | None:
         """One engine's answer; None when it had none and another one should be asked."""
         assert self._session is not None, "start() comes first"
-        url, headers = self.engines[name] + request.path_qs, _passed_on(request.headers)
+        # The path is one of ours, in the one way of writing it; of a query no engine knows.
+        url = URL(self.engines[name] + request.path, encoded=True)
+        headers = {"Accept-Encoding": "identity"} | _of(request.headers, _ASKED)
         try:
             answer = await self._session.request(
-                request.method, url, data=raw or None, headers=headers
+                request.method, url, data=raw or None, headers=headers, allow_redirects=False
             )
         except aiohttp.ClientConnectionError as error:
             log.warning("engine %s cannot be reached: %s", name, error)
             self.router.failed(time.monotonic(), name)
             return None
         async with answer:
-            if answer.status in _BROKEN:
+            if answer.status in _BROKEN or answer.status in _ELSEWHERE:
                 log.warning("engine %s answers %d", name, answer.status)
                 self.router.failed(time.monotonic(), name)
                 return None
@@ -155,7 +188,7 @@ class ExternalFront:
     async def _relay(
         self, request: web.Request, answer: aiohttp.ClientResponse, ticket: str
     ) -> web.StreamResponse:
-        response = web.StreamResponse(status=answer.status, headers=_passed_on(answer.headers))
+        response = web.StreamResponse(status=answer.status, headers=_of(answer.headers, _ANSWERED))
         await response.prepare(request)
         tail = UsageTail()
         async for piece in answer.content.iter_any():
@@ -201,7 +234,9 @@ class ExternalFront:
         try:
             async with (
                 asyncio.timeout(TOKENIZE_S),
-                self._session.post(self.engines[name] + "/tokenize", json=question) as answer,
+                self._session.post(
+                    self.engines[name] + "/tokenize", json=question, allow_redirects=False
+                ) as answer,
             ):
                 raw = await answer.read() if answer.status == 200 else b""
             return msgspec.json.decode(raw, type=_Tokenized).tokens
@@ -246,12 +281,12 @@ def _median(values: list[float]) -> float:
     return statistics.median(values) if values else 0.0
 
 
-def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
-    """Those that are not of one connection."""
-    return {key: value for key, value in headers.items() if key.lower() not in _HOP_BY_HOP}
+def _of(headers: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """Those of some names."""
+    return {name: headers[name] for name in names if name in headers}
 
 
-def external_application(front: ExternalFront, token: str = "") -> web.Application:
+def external_application(front: ExternalFront, shell: Shell) -> web.Application:
     """The engines' API with routing, and the indexer's beside it."""
 
     async def life(_: web.Application) -> AsyncGenerator[None, None]:
@@ -259,14 +294,17 @@ def external_application(front: ExternalFront, token: str = "") -> web.Applicati
         yield
         await front.close()
 
-    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[guard(token)])
-    app.add_routes(
+    app = openai_application(
+        shell,
         [
             web.get("/health", front.health),
             web.get("/stats", front.stats),
             *indexer_routes(front.indexer),
-            web.route("*", "/v1/{rest:.*}", front.forward),
-        ]
+            *(web.post(f"/v1/{path}", front.forward) for path in FORWARDED),
+            web.get("/v1/models", front.forward),
+            web.get(MODEL, front.forward),
+        ],
+        admin=ADMIN_PATHS,
     )
     app.cleanup_ctx.append(life)
     return app

@@ -7,11 +7,13 @@
     GET  /services, /global_view
 
 Answers of queries are token counts: {tenant: {instance: {longest_matched, GPU, DP, CPU, DISK}}}.
-A registration with an endpoint is followed over ZeroMQ; one without is fed by whoever made it.
+A registration with an endpoint is followed over ZeroMQ, where the operator lets it lead
+(`engine_places`); one without is fed by whoever made it. Registering is for administrators.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 import msgspec
@@ -20,12 +22,16 @@ from msgspec import Meta
 
 from mooncake_store.errors import ConfigError, InvalidArgumentError
 from serving.front.engine_events import Subscription
+from serving.front.engine_places import EnginePlaces
 from serving.front.indexer import EngineIndex, Registration, ScopeKey
 from serving.front.openai import BadRequestError, Text, decode_body
 
-__all__ = ["Indexer", "indexer_routes"]
+__all__ = ["ADMIN_PATHS", "Indexer", "indexer_routes"]
 
+ADMIN_PATHS = ("/register", "/unregister")
 SOURCES_MAX = 4096
+SUBSCRIPTIONS_MAX = 256
+"""Each has two threads and six descriptors."""
 
 BlockSize = Annotated[int, Meta(ge=1, le=1 << 16)]
 Rank = Annotated[int, Meta(ge=0, le=1 << 16)]
@@ -93,31 +99,48 @@ def _given(**fields: str | None) -> dict[str, str]:
 class Indexer:
     """An `EngineIndex` with the subscriptions that feed it; `close` ends them."""
 
-    def __init__(self) -> None:
+    def __init__(self, places: EnginePlaces | None = None) -> None:
         self.index = EngineIndex()
+        self._places = places or EnginePlaces()
         self._subscriptions: dict[str, Subscription] = {}
+        # Ending one takes a while, in which another one of its name must not begin.
+        self._changing = asyncio.Lock()
 
     async def register(self, registration: Registration) -> None:
         """Keep the blocks of an engine, and follow its events where it says from where."""
-        if len(self.index.sources) >= SOURCES_MAX:
+        for endpoint in filter(None, (registration.endpoint, registration.replay_endpoint)):
+            try:
+                self._places.check(endpoint)
+            except InvalidArgumentError as error:
+                raise BadRequestError(str(error), status=400) from error
+        async with self._changing:
+            await self._register(registration)
+
+    async def _register(self, registration: Registration) -> None:
+        name = registration.name
+        if len(self.index.sources.keys() - {name}) >= SOURCES_MAX:
             raise BadRequestError(f"there are {SOURCES_MAX} registrations already", status=429)
-        await self._end(registration.name)
+        followed = len(self._subscriptions.keys() - {name})
+        if registration.endpoint and followed >= SUBSCRIPTIONS_MAX:
+            raise BadRequestError(f"{SUBSCRIPTIONS_MAX} engines are followed already", status=429)
+        await self._end(name)
         source = self.index.register(registration)
         if registration.endpoint:
             try:
-                self._subscriptions[registration.name] = Subscription(source)
+                self._subscriptions[name] = Subscription(source)
             except (ConfigError, InvalidArgumentError) as error:
-                self.index.unregister(registration.name)
+                self.index.unregister(name)
                 status = 400 if isinstance(error, InvalidArgumentError) else 501
                 raise BadRequestError(str(error), status=status) from error
 
     async def unregister(self, names: list[str]) -> list[str]:
         """Forget engines by their full names; returns those that were there."""
         removed = []
-        for name in names:
-            await self._end(name)
-            if self.index.unregister(name):
-                removed.append(name)
+        async with self._changing:
+            for name in names:
+                await self._end(name)
+                if self.index.unregister(name):
+                    removed.append(name)
         return removed
 
     async def _end(self, name: str) -> None:

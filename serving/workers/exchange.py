@@ -107,7 +107,11 @@ class Exchange:
                 self._server.publish(each).encode() for each in self._segments
             )
             # To others by the ways that are allowed; between its own two memories by none of them.
-            self._engine = TransferEngine(transports=settings.transports or NAMES, secret=secret)
+            self._engine = TransferEngine(
+                transports=settings.transports or NAMES,
+                secret=secret,
+                networks=settings.data_networks,
+            )
             self._here = TransferEngine(transports=["local"], threads=1)
             for engine in (self._engine, self._here):
                 engine.register(segment if isinstance(segment, Segment) else memory.tensor)

@@ -17,6 +17,10 @@ OWN_BLOCKS_MAX = 1 << 19
 """Their names have to fit in one message."""
 
 
+_LISTS = ("transports", "data_networks")
+"""What text may name several of, with commas."""
+
+
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one worker."""
 
@@ -39,6 +43,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Where other workers write KV to; 0 takes any that is free."""
     transports: tuple[str, ...] = ()
     """The ways that its KV may take to other workers; empty allows all."""
+    data_networks: tuple[str, ...] = ()
+    """Networks, such as 10.0.0.0/8, that other workers may be reached in; empty as for a store."""
     insecure: bool = False
     block_tokens: int = 64
     chunk_tokens: int = 256
@@ -98,6 +104,9 @@ def settings_from(given: dict[str, Any]) -> WorkerSettings:
                 f"a serving worker has no setting {name!r}",
                 advice=f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(known)}",
             )
+    for name in _LISTS:
+        if isinstance(text := given.get(name), str):
+            given = given | {name: [each.strip() for each in text.split(",")]}
     try:
         settings = msgspec.convert(given, WorkerSettings, strict=False)
     except msgspec.ValidationError as error:

@@ -24,7 +24,7 @@ from mooncake_store.errors import (
     StoreError,
     UnavailableError,
 )
-from mooncake_store.printable import printable
+from mooncake_store.printable import TEXT, printable
 from tests.processes import processor_s
 
 # What commands import, and how they start.
@@ -199,6 +199,10 @@ def test_what_others_wrote_is_shown_with_escapes():
     shown = r"a\tb\nc\x1b[31m\x7f\x85\x9b\u202e\u2066\u200f\ud800 é 日本"
     assert printable(names) == shown
     assert printable("a\nb\tc", keep="\n\t") == "a\nb\tc"
+    assert printable("\u2028\u2029\u061c\u200b\xad\U000e0041") == (
+        r"\u2028\u2029\u061c\u200b\xad\U000e0041"
+    )
+    assert printable("a\u200db\u3000c\u2028", keep=TEXT) == "a\u200db\u3000c\\u2028"
 
 
 def test_an_error_and_a_note_do_not_steer_the_terminal(failing, capsys):
@@ -207,6 +211,10 @@ def test_an_error_and_a_note_do_not_steer_the_terminal(failing, capsys):
     assert capsys.readouterr().err == (
         "note: peer \\x1b]0;x\nerror: the peer says \\x9b31m\\nerror: other\n"
     )
+    failing(StoreError("\x9b31m"), "--debug")
+    told = capsys.readouterr().err
+    assert "Traceback" in told
+    assert "\x9b" not in told
 
 
 def test_a_misspelt_command_is_answered_with_the_nearest(capsys):

@@ -69,7 +69,8 @@ def mooncake(url, monkeypatch, capfd):
     """Run a command line; returns (exit code, standard output, standard error)."""
     monkeypatch.setenv("MOONCAKE_CLIENT_URL", url)
 
-    def call(*words, stdin=b""):
+    def call(*words, stdin=b"", url=url):
+        monkeypatch.setenv("MOONCAKE_CLIENT_URL", url)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         code = run(words)
         out, err = capfd.readouterr()

@@ -14,8 +14,10 @@ pytest.importorskip("aiohttp")
 
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
+from yarl import URL
 
 from mooncake_store.compat.rest import MooncakeStoreService, _shm_name_to_path
+from mooncake_store.program.shell import Shell
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -31,7 +33,10 @@ def service(store, monkeypatch):
 
 def talk(served, conversation, token=""):
     async def run():
-        async with TestServer(served.application(token)) as server, ClientSession() as session:
+        async with (
+            TestServer(served.application(Shell(token=token))) as server,
+            ClientSession() as session,
+        ):
 
             async def ask(method, path, **more):
                 async with session.request(method, server.make_url(path), **more) as answer:
@@ -166,6 +171,49 @@ def test_other_machines_need_a_token(store, monkeypatch):
 def test_the_store_is_waited_for_no_longer_than_asked(monkeypatch):
     monkeypatch.setenv("MOONCAKE_MASTER", "127.0.0.1:1")
     assert asyncio.run(MooncakeStoreService().start_store_service(0)) is False
+
+
+def test_on_loopback_a_token_is_made_for_the_same_user(store, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    made = tmp_path / "mooncake"
+
+    async def run(**how):
+        served = service(store, monkeypatch)
+        served.store = None
+        await served.start_http_service(0, **how)
+        port = served._web.address[1]
+        key = (made / f"rest-{port}.token").read_text().strip() if made.exists() else ""
+        try:
+            async with ClientSession(f"http://127.0.0.1:{port}") as session:
+                found = []
+                for headers in {}, {"Authorization": f"Bearer {key}"}:
+                    async with session.get("/api/exist/a", headers=headers) as answer:
+                        found.append(answer.status)
+                return found
+        finally:
+            await served.stop()
+
+    for how in {"insecure": True}, {"token": "t"}:
+        asyncio.run(run(**how))
+        assert not made.exists()
+    assert asyncio.run(run(insecure=True)) == [500, 500]  # it has no store
+    assert asyncio.run(run()) == [401, 500]
+    assert not list(made.iterdir())
+
+
+def test_keys_are_not_paths(store, monkeypatch):
+    async def conversation(ask):
+        for key, written in (
+            ("a//b", "a//b"),
+            ("../x", "%2e%2e%2fx"),
+            ("a/b", "a%2Fb"),
+            ("%", "%25"),
+        ):
+            store.put(key, key.encode())
+            path = URL(f"/api/get/{written}", encoded=True)
+            assert await ask("GET", path) == (200, key.encode()), written
+
+    talk(service(store, monkeypatch), conversation)
 
 
 def test_the_program_starts_and_stops(start_program, master, free_port):

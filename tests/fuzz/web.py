@@ -193,7 +193,7 @@ _EXTRA = (
 _TYPES = (
     "Content-Type: application/json", "Content-Type: application/json",
     "Content-Type: text/plain", "Content-Type: application/json; charset=utf-99",
-    "Content-Type: multipart/form-data; boundary=x",
+    "Content-Type: multipart/form-data; boundary=x", "Content-Encoding: gzip",
 )  # fmt: skip
 
 

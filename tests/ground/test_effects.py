@@ -19,6 +19,7 @@ from typing import NamedTuple
 from unittest import mock
 
 import fsspec
+import msgspec
 import numpy as np
 import pytest
 
@@ -39,6 +40,7 @@ from mooncake_store.master.liveness import Liveness
 from mooncake_store.master.running import serve_master
 from mooncake_store.program import logs
 from mooncake_store.standby.member import serve_member
+from mooncake_store.wire import cluster as cluster_wire
 from mooncake_store.worker import capacity
 from mooncake_store.worker.capacity import Machine
 from mooncake_store.worker.program import run_worker
@@ -83,7 +85,7 @@ from tests.ground.of_shards import (
     spread,
     statuses,
 )
-from tests.master.wires import ClusterWire
+from tests.master.wires import ClusterWire, descriptor
 from tests.serving.scheduling.test_placement import costs
 from tests.waiting import PATIENCE_S, until
 from transfer_engine import SegmentDescriptor
@@ -136,6 +138,32 @@ def cluster_map(given):
     with master(given) as (_, wire):
         found = wire.map()
         return len(found.shards), found.ping_interval_ms
+
+
+def mounted_at_10_0_0_1(given):
+    with master(given) as (_, wire):
+        uuid = b"u" * 16
+        known = SegmentDescriptor.decode(descriptor(uuid, "s", MIB, 1))
+        known = msgspec.structs.replace(known, tcp_host="10.0.0.1")
+        spec = cluster_wire.SegmentSpec(uuid, "s", MIB, known.encode())
+        try:
+            return wire.ask(cluster_wire.MOUNT, cluster_wire.Mount(uuid, 1, "w", "h", (spec,)))
+        except StoreError as error:
+            return error.what
+
+
+def ways_of_a_worker_to_10_0_0_1(given):
+    """How a worker would reach what it is to copy there."""
+    known = SegmentDescriptor.decode(descriptor(b"u" * 16, "s", MIB, 1))
+    known = msgspec.structs.replace(known, tcp_host="10.0.0.1")
+    with master({}) as (cluster, _):
+        own = {"master": cluster.address, "segments": "1MiB"}
+        worker = Worker(load(WorkerConfig, environ={}, overrides=own | given).value)
+        try:
+            worker.start()
+            return worker._copier._engine.explain(known)
+        finally:
+            worker.stop(leases_s=0.0)
 
 
 def granted(given):
@@ -364,6 +392,7 @@ OBSERVED = {
     "master.port": Observation(FREE, lambda g: address(g).endswith(f":{PORT}")),
     "master.shards": Observation({"shards": 2}, lambda g: cluster_map(g)[0]),
     "master.secret_file": Observation({"secret_file": SECRET}, started(MasterConfig)),
+    "master.data_networks": Observation({"data_networks": "10.1.0.0/16"}, mounted_at_10_0_0_1),
     "master.insecure": Observation({"insecure": True}, refused(MasterConfig, host="0.0.0.0")),
     "master.port_file": Observation(
         {"port_file": PORT_FILE}, lambda g: run_program(MasterConfig, g)
@@ -434,6 +463,9 @@ OBSERVED = {
     "worker.transports": Observation({"transports": "tcp"}, lent),
     "worker.rails": Observation({"rails": "127.0.0.2"}, lent),
     "worker.secret_file": Observation({"secret_file": SECRET}, started(WorkerConfig)),
+    "worker.data_networks": Observation(
+        {"data_networks": "127.0.0.0/8"}, ways_of_a_worker_to_10_0_0_1
+    ),
     "worker.insecure": Observation({"insecure": True}, refused(WorkerConfig, host="0.0.0.0")),
     "worker.port_file": Observation(
         {"port_file": PORT_FILE}, lambda g: run_program(WorkerConfig, g)
@@ -443,6 +475,9 @@ OBSERVED = {
     "worker.strict": Observation({"strict": True}, beside_a_typo(WorkerConfig)),
     "client.url": Observation({"url": "other"}, namespace),
     "client.secret_file": Observation({"secret_file": SECRET}, secret),
+    "client.data_networks": Observation(
+        {"data_networks": "10.0.0.0/8"}, stored, {"transports": "tcp"}
+    ),
     "client.etcd_file": Observation({"etcd_file": ETCD}, asked_of_etcd),
     "client.connect_timeout": Observation({"connect_timeout": 500.0}, patience_with_connections),
     "client.deadline": Observation({"deadline": 900.0}, patience),

@@ -68,11 +68,13 @@ def test_a_key_cannot_forge_a_line_or_steer_the_terminal():
 def test_a_traceback_follows_its_line():
     stream = logged()
     try:
-        raise OSError("disk")
+        raise OSError("disk\x1b[2J\x9b31m\n2026-01-01 00:00:00.000 INFO forged")
     except OSError:
         logging.getLogger("eviction").exception("failed")
-    assert stream.getvalue().splitlines()[0].endswith("ERROR eviction: failed")
-    assert stream.getvalue().splitlines()[-1] == "OSError: disk"
+    first, *trace = stream.getvalue().splitlines()
+    assert first.endswith("ERROR eviction: failed")
+    assert trace[-2] == "  OSError: disk\\x1b[2J\\x9b31m"
+    assert all(line.startswith("  ") for line in trace)
 
 
 def test_the_level_applies_to_this_project_and_others_stay_at_warnings():

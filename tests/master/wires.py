@@ -10,6 +10,7 @@ from mooncake_store.wire import cluster as cluster_wire
 from mooncake_store.wire import shard as shard_wire
 from transfer_engine.base import SegmentDescriptor
 from transfer_engine.rpc.blocking import BlockingConnection
+from transfer_engine.segments.mapping import host_identity
 
 TIMEOUT_S = 60
 IDENTITY = Unkeyed("default")
@@ -27,8 +28,9 @@ def numbered(prefix, count):
 def descriptor(uuid, name, nbytes, tcp_port):
     """What a worker at this port of this machine says of a segment."""
     found = SegmentDescriptor(
-        uuid, nbytes, name, True, "host", bytes(16), 0, 0, ("tcp",), "", "127.0.0.1", tcp_port
-    )
+        uuid, nbytes, name, True, host_identity(), bytes(16), 0, 0, ("tcp",), "", "127.0.0.1",
+        tcp_port,
+    )  # fmt: skip
     return found.encode()
 
 

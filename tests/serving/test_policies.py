@@ -270,7 +270,8 @@ def test_a_server_with_the_guides_policy_answers(start_program, tmp_path, path):
     words = [*shown("serve")[0], "--segment", "256MB"]
     url = serve(start_program, tmp_path / "port", words, path)
     body = json.dumps({"prompt": "Some words", "max_tokens": 2}).encode()
-    request = urllib.request.Request(url + "/v1/completions", body)
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url + "/v1/completions", body, headers)
     with urllib.request.urlopen(request, timeout=60) as answer:
         assert json.loads(answer.read())["usage"]["completion_tokens"] >= 1
 

@@ -13,9 +13,12 @@ of the loopback, and nothing happens to the network.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,14 +103,29 @@ class ElectedPool(Pool):
         shutil.rmtree(state)
 
     def leader(self) -> str:
-        """Wait until one leads, and a standby counts."""
+        """Wait until one leads, and a standby counts that knows that it has all."""
+
+        def leads(name: str) -> bool:
+            others = (other for other in self.members if other != name)
+            # Between a leader that waits for it and its own word lies the way to it.
+            return self.leads(name) and self.counts(name) and any(map(self.has_all, others))
+
         return until(
-            lambda: next(
-                (name for name in self.members if self.leads(name) and self.counts(name)), ""
-            ),
+            lambda: next(filter(leads, self.members), ""),
             WHOLE_S,
             "a leader with a standby that counts",
         )
+
+    def has_all(self, name: str) -> bool:
+        """Whether a member says of itself that nothing which was answered is lacking there."""
+        on, address = map(str, self.network.on(name)), self.masters(name)
+        asked = ("promote", address, "--check", "--json", "--secret-file", str(self.secret))
+        done = subprocess.run(
+            [sys.executable, *on, "-m", "mooncake_store", *asked],
+            capture_output=True, cwd=HERE, timeout=WHOLE_S,
+        )  # fmt: skip
+        found = json.loads(done.stdout or "{}")
+        return bool(found.get("promotion", {}).get("loses") == "nothing")
 
     def write_down(self, folder: Path) -> None:
         """Leave what all programs wrote."""

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from mooncake_store.errors import StoreError, UnavailableError
-from mooncake_store.wire.hosts import SPLIT, Split
+from mooncake_store.wire.hosts import MERGE, SPLIT, Merge, Split
 from tests.standby import asking
 from tests.standby.members import assert_there, put
 from tests.waiting import PATIENCE_S, until
@@ -86,9 +86,9 @@ class Writer:
         self._thread.join()
 
 
-def begin(pool, **how):
-    """A leader of one shard, a standby that counts, and somebody who puts."""
-    pool.lead(*REPLICATED, version=how.get("leader", ("mooncake_store",)))
+def begin(pool, shards=1, **how):
+    """A leader of one shard or more, a standby that counts, and somebody who puts."""
+    pool.lead(*REPLICATED, "--shards", shards, version=how.get("leader", ("mooncake_store",)))
     pool.follow(*REPLICATED, version=how.get("standby", ("mooncake_store",)))
     pool.lend()
     pool.until_copied()
@@ -98,10 +98,10 @@ def begin(pool, **how):
     return writer
 
 
-def ask_to_split(pool):
+def ask_to_split(pool, operation=SPLIT, request=Split):
     """Ask the leader, which may be lost before it answers."""
     try:
-        asking.ask(pool.addresses["leader"], SPLIT, Split(2))
+        asking.ask(pool.addresses["leader"], operation, request(2))
     except StoreError as error:
         return error
     return None
@@ -119,6 +119,17 @@ def test_a_leader_that_is_lost_while_it_splits_its_shards_has_split_none(pool, m
     assert_there(led, [*KEYS, *writer.answered])
     # By the last of these moments the standby may have copied the new ones.
     assert len(led.store_stats()) == 1 or moment == "mounted"
+
+
+@pytest.mark.parametrize("moment", ["made", "decided", "started"])
+def test_a_leader_that_is_lost_while_it_merges_its_shards_has_merged_none(pool, moment):
+    writer = begin(pool, shards=2, leader=(KILLED_AT, moment))
+    ask_to_split(pool, MERGE, Merge)
+    assert pool.programs["leader"].wait() != 0
+    led = pool.take_over()
+    writer.end()
+    assert_there(led, [*KEYS, *writer.answered])
+    assert len(led.store_stats()) == 2
 
 
 def test_while_not_all_is_copied_that_was_split_the_copies_of_before_may_lead(pool):

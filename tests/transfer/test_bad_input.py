@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 import threading
 from contextlib import contextmanager
 
@@ -110,6 +111,20 @@ def answering(data):
         {"name": ""},
         {"name": "\x1b[2J"},
         {"name": "n" * 129},
+        {"name": "\x9b31m"},
+        {"name": "\u202e"},
+        {"name": "\u2028"},
+        {"host": "h" * 65},
+        {"host": "\x1b"},
+        {"uid": -1},
+        {"uid": 1 << 40},
+        {"pid": -1},
+        {"pid": 1 << 63},
+        {"transports": ("\x1b[2J",)},
+        {"transports": ("t" * 17,)},
+        {"unix_address": "@\x9b"},
+        {"tcp_port": 0},
+        {"rails": ("127.0.0.1:0",)},
         {"size": 0},
         {"size": 1 << 63},
         {"uuid": b"short"},
@@ -119,11 +134,18 @@ def answering(data):
 )
 def test_a_descriptor_that_cannot_be_meant_is_refused_when_it_is_read(published, change):
     assert SegmentDescriptor.decode(published.encode()) == published
-    with pytest.raises(InvalidArgumentError, match="not a segment descriptor"):
+    said = rf"not a segment descriptor: its .*{next(iter(change))}.* is wrong"
+    with pytest.raises(InvalidArgumentError, match=said):
         SegmentDescriptor.decode(msgspec.structs.replace(published, **change).encode())
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91" * 100_000, b"\x90", b"\x9b" + b"\xc0" * 11])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"\xc1", b"\x91" * 100_000, b"\x90", b"\x9b" + b"\xc0" * 11,
+        b"\x9b\xc4\x10" + bytes(16) + b"\x01\xa2\xff\xff", b"\x9b" + b"\x81" * 100_000,
+    ],
+)  # fmt: skip
 def test_bytes_that_are_no_descriptor_are_refused(data):
     with pytest.raises(InvalidArgumentError, match="not a segment descriptor"):
         SegmentDescriptor.decode(data)
@@ -142,6 +164,21 @@ def test_shared_memory_without_the_right_to_it(published, engine):
     assert f"process {published.pid}" in told
     assert f"from process {child} of user 65534" in told
     assert "secret" not in told
+
+
+@root_only
+def test_memory_that_is_lent_for_reading_is_not_opened_anew_for_writing():
+    """By another user who was handed the descriptor; one's own user and root may do anything."""
+    with Segment.create(SIZE) as segment:
+        fd = segment.share(writable=False)
+        try:
+            for fd_mode, code in (("<", 0), ("<>", 2)):
+                words = ["sh", "-c", f"exec 2>/dev/null; : {fd_mode}/proc/self/fd/{fd}"]
+                given = {"user": 0 if code == 0 else 65534, "pass_fds": [fd], "cwd": "/"}
+                assert subprocess.run(words, **given).returncode == code
+            assert os.fstat(fd).st_mode & 0o777 == 0o600
+        finally:
+            os.close(fd)
 
 
 @root_only

@@ -182,7 +182,7 @@ def test_a_required_path_is_never_replaced(owner):
         **{name: getattr(descriptor, name) for name in descriptor.__struct_fields__},
         "host": "another boot",
     })  # fmt: skip
-    with TransferEngine() as engine:
+    with TransferEngine(networks=["127.0.0.0/8"]) as engine:
         with pytest.raises(UnavailableError, match="another host"):
             engine.open(elsewhere, require="shm")
         assert engine.open(elsewhere).transport == "tcp"

@@ -21,8 +21,10 @@ from transfer_engine.errors import (
     RemoteProtocolError,
     StoreError,
 )
+from transfer_engine.segments.mapping import host_identity
 from transfer_engine.testing import OwnerProcess, content
 from transfer_engine.transports import tcp_server
+from transfer_engine.transports.dialing import dial
 from transfer_engine.transports.stream import REPLY, REQUEST
 from transfer_engine.wire.frame import MAGIC
 
@@ -38,9 +40,8 @@ def setting(owner, engine):
 
 def greeted(descriptor):
     """Return a connection that has passed the handshake, for saying anything on it."""
-    from transfer_engine.transports.tcp import _Pool
-
-    link, _ = _Pool(descriptor, None, 1).acquire(time.monotonic() + 5) or ()
+    where = descriptor.tcp_host, descriptor.tcp_port
+    link, _ = dial(where, descriptor.instance, secret=None, deadline=time.monotonic() + 5)
     link.deadline = time.monotonic() + 5
     return link
 
@@ -173,9 +174,8 @@ def test_a_full_owner_says_so():
 def test_a_server_that_lies_is_refused(engine):
     listener = socket.create_server(("127.0.0.1", 0))
     descriptor = SegmentDescriptor(
-        uuid=bytes(16), size=64, name="x", writable=True, host="elsewhere", instance=bytes(16),
-        uid=0, pid=1, transports=("shm", "tcp"), unix_address="@nobody",
-        tcp_host="127.0.0.1", tcp_port=listener.getsockname()[1],
+        uuid=bytes(16), size=64, name="x", writable=True, host=host_identity(), instance=bytes(16),
+        uid=0, pid=1, transports=("tcp",), tcp_host="127.0.0.1", tcp_port=listener.getsockname()[1],
     )  # fmt: skip
 
     def lie():

@@ -68,10 +68,10 @@ def ports(count):
     raise AssertionError("no port is free")
 
 
-def asked(url, body=None, *, method=None):
+def asked(url, body=None, *, method=None, key=""):
     """The JSON that a server answers with."""
     data = None if body is None else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     request = urllib.request.Request(url, data, headers, method=method)
     with urllib.request.urlopen(request, timeout=END_S) as answer:
         return json.loads(answer.read() or b"null")
@@ -145,9 +145,10 @@ def before(servers, placement):
         def told():
             assert process.poll() is None, "the front ended:\n" + written()[-8000:]
             lines = [line for line in written().splitlines() if line.startswith('{"ready"')]
-            return lines and json.loads(lines[0])["url"]
+            return lines and json.loads(lines[0])
 
-        url = until(told, START_S, "the front")
+        facts = until(told, START_S, "the front")
+        url, key = facts["url"], Path(facts["admin_token_file"]).read_text("ascii").strip()
         for name, server in servers.items():
             asked(
                 url + "/register",
@@ -159,5 +160,6 @@ def before(servers, placement):
                     "endpoint": server.events,
                     "replay_endpoint": server.replay,
                 },
+                key=key,
             )
         yield url

@@ -87,6 +87,14 @@ def test_a_server_on_loopback_answers_to_names_of_loopback_only(server, host, st
     assert told.startswith(f"HTTP/1.1 {status} ".encode())
 
 
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1", ""])
+def test_pages_of_browsers_change_nothing(server, origin):
+    for method, status in ("GET", 200), ("HEAD", 200), ("PUT", 403), ("DELETE", 403), ("X", 403):
+        head = f"{method} /names HTTP/1.0\r\nHost: 127.0.0.1\r\nOrigin: {origin}\r\n\r\n"
+        assert send(server, head.encode()).startswith(f"HTTP/1.1 {status} ".encode())
+    assert server.answered == 2
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"GET /v1", b"PUT /names/a HTTP/1.1\r\nContent-Length: 9\r\n\r\nx"]
 )

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from transfer_engine.base import Batch, Columns, SegmentDescriptor
     from transfer_engine.rdma.verbs import Nic, QueuePair
+    from transfer_engine.rpc.networks import Objection
     from transfer_engine.transports.stream import Link
 
 __all__ = ["Cancelled", "Endpoint", "Job", "RefusedByCard", "Transfer"]
@@ -108,12 +109,12 @@ class Endpoint:
     @classmethod
     def connect(
         cls, nic: Nic, card: int, segment: SegmentDescriptor, *, secret: bytes | None,
-        instance: bytes, deadline: float,
+        instance: bytes, deadline: float, objection: Objection | None = None,
     ) -> Endpoint:  # fmt: skip
         """Join a new queue pair on this card to one of the segment's owner."""
         link, features = dial(
             (segment.tcp_host, segment.tcp_port), segment.instance, secret=secret,
-            deadline=deadline, features=(FEATURE,),
+            deadline=deadline, features=(FEATURE,), objection=objection,
         )  # fmt: skip
         try:
             if FEATURE not in features:

@@ -10,8 +10,9 @@ Bytes from the network are believed only within limits: head, body, connections,
 that breaks one costs its connection. Bodies come with their length. A connection carries many
 requests, one after the other. Who has yet to send the head of a first one is a stranger
 (`entrance`); afterwards who waits with nothing asked makes room for others where all connections
-are in use. A server on loopback answers only those who call it by a name of
-loopback: a page whose own name was made to lead there does not.
+are in use. A server on loopback answers only those who call it by a name of loopback: a page whose
+own name was made to lead there does not. It serves no pages, so whatever a page of a browser asks
+for, by its Origin, changes nothing on any address.
 
 An asyncio server of its own rather than `http.server`: that reads up to 6 MB of headers a
 connection before anybody can object, and a thread a connection invites slow clients to hold many.
@@ -35,6 +36,7 @@ from transfer_engine.errors import InvalidArgumentError
 from transfer_engine.rpc.accepting import Acceptor, listen
 from transfer_engine.rpc.address import Address, is_loopback
 from transfer_engine.rpc.entrance import HANDSHAKE_S, Entrance
+from transfer_engine.rpc.http_checks import is_own_host
 
 if TYPE_CHECKING:
     import socket
@@ -218,6 +220,8 @@ class HttpServer(ABC):
         return True
 
     async def _answered(self, request: HttpRequest) -> HttpReply:
+        if request.method not in ("GET", "HEAD") and "origin" in request.headers:
+            return HttpReply(403, b"pages of a browser change nothing here", TEXT)
         try:
             return await self.answer(request)
         except Exception:
@@ -258,7 +262,8 @@ class HttpServer(ABC):
             if not colon or name.strip() != name or name.lower() in headers:
                 raise InvalidArgumentError("a malformed or repeated header")
             headers[name.lower()] = value.strip()
-        if self._is_local and not _names_loopback(headers.get("host", "")):
+        host = headers.get("host", "")
+        if self._is_local and host and not is_own_host(host, "localhost", ()):
             raise InvalidArgumentError("the Host of the request is not this machine")
         length = headers.get("content-length", "0")
         if "transfer-encoding" in headers or not re.fullmatch(r"[0-9]{1,9}", length):
@@ -301,9 +306,3 @@ def _head(reply: HttpReply, is_last: bool) -> bytes:
     if is_last:
         lines.append("Connection: close")
     return "\r\n".join((*lines, "", "")).encode()
-
-
-def _names_loopback(host: str) -> bool:
-    """Whether a Host header means this machine, or there is none."""
-    name = host if host.endswith("]") else host.rpartition(":")[0] or host
-    return not host or is_loopback(name.strip("[]"))

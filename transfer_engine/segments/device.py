@@ -79,6 +79,7 @@ class DeviceSegment(OpenSegment):
             raise InvalidArgumentError(f"segment {self.name!r} cannot be lent for reading alone")
         fd = os.memfd_create("mooncake-device", os.MFD_CLOEXEC)
         try:
+            os.fchmod(fd, 0o600)
             os.write(fd, memory.device.lend(memory.address, memory.size))
         except BaseException:
             os.close(fd)

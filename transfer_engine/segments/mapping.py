@@ -2,9 +2,9 @@
 
 Shared memory is a file without a name (memfd) whose descriptor can be passed to another process,
 sealed against resizing so that no holder can pull pages from under another (a truncated mapping
-kills its reader with SIGBUS). A path gives it a name, best on tmpfs or hugetlbfs, so that it
-outlives its process. Such a file cannot be sealed; its pages are all provided when it is made,
-which is O(bytes) in memory and quick on a disk.
+kills its reader with SIGBUS), and its user's own. A path gives it a name, best on tmpfs or
+hugetlbfs, so that it outlives its process. Such a file cannot be sealed; its pages are all provided
+when it is made, which is O(bytes) in memory and quick on a disk.
 
 First touch decides how fast a fresh segment is: the kernel clears every page on first use, and
 with 4 KiB pages that is several times slower than copying. `hugepages="auto"` asks for
@@ -207,6 +207,7 @@ def _create_nameless(size: int, name: str, flags: int = 0) -> int:
     label = os.fsdecode(os.fsencode(f"mooncake-{name}")[:_MEMFD_NAME_BYTES_MAX])
     fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
     try:
+        os.fchmod(fd, 0o600)  # or any user who is lent it to read could open it anew to write
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException as error:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transfer_engine.base import NAME
+from transfer_engine.base import is_name
 from transfer_engine.errors import InvalidArgumentError, NotFoundError
 from transfer_engine.os_errors import open_error
 from transfer_engine.segments.geometry import measure
@@ -317,5 +317,5 @@ def check_uuid(uuid: bytes | None) -> bytes:
 
 def check_name(name: str) -> None:
     """Raise InvalidArgumentError for a name that would garble listings."""
-    if not NAME.fullmatch(name):
+    if not is_name(name):
         raise InvalidArgumentError(f"segment name {name!r}: use 1 to 128 printable characters")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transfer_engine.base import Transport
+    from transfer_engine.rpc.networks import Networks
 
 __all__ = ["NAMES", "create"]
 
@@ -19,19 +20,25 @@ _CLASSES = {
     "rdma": "RdmaTransport",
     "tcp": "TcpTransport",
 }
-_PROVING = ("rdma", "tcp")
-"""Those whose owners may ask for the secret."""
+_DIALING = ("rdma", "tcp")
+"""Those that connect to an address, whose owners may ask for the secret."""
 
 NAMES = tuple(_CLASSES)
 """The transports there are, cheapest first."""
 
 
-def create(name: str, *, secret: bytes | None = None) -> Transport:
-    """Build a transport by name; `secret` proves this process to peers that ask for it."""
+def create(
+    name: str, *, secret: bytes | None = None, networks: Networks | None = None
+) -> Transport:
+    """Build a transport by name; `secret` proves this process to peers that ask for it.
+
+    `networks` are those whose addresses may be connected to; None: those where workers can be.
+    """
     if name not in _CLASSES:
         from transfer_engine.errors import ConfigError
 
         raise ConfigError(f"unknown transport {name!r}", advice=f"choose from {', '.join(NAMES)}")
     kind = getattr(importlib.import_module(f"{__name__}.{name}"), _CLASSES[name])
-    made: Transport = kind(secret=secret) if name in _PROVING else kind()
+    given = {"secret": secret, "networks": networks} if name in _DIALING else {}
+    made: Transport = kind(**given)
     return made

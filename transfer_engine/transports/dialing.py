@@ -2,7 +2,8 @@
 
 Every data connection begins this way, whatever it carries afterwards. A descriptor names one run
 of one process; whoever else answers at its address (a restarted owner, another program) is told
-apart here. Cost: two or three round trips, once a connection.
+apart here, and what is against its address (`rpc.networks`) before it is connected to. Cost: two
+or three round trips, once a connection.
 """
 
 from __future__ import annotations
@@ -10,11 +11,21 @@ from __future__ import annotations
 import os
 import socket
 import time
+from typing import TYPE_CHECKING
 
 from transfer_engine.base import remaining_s, restarted
-from transfer_engine.errors import PeerLostError, RemoteProtocolError, TransferTimeoutError
+from transfer_engine.errors import (
+    PeerLostError,
+    RemoteProtocolError,
+    TransferTimeoutError,
+    UnavailableError,
+)
+from transfer_engine.rpc.networks import connect
 from transfer_engine.transports.stream import Link, handshake_decoder, identity
 from transfer_engine.wire.handshake import ClientHandshake
+
+if TYPE_CHECKING:
+    from transfer_engine.rpc.networks import Objection
 
 __all__ = ["dial"]
 
@@ -28,16 +39,24 @@ def dial(
     secret: bytes | None,
     deadline: float,
     features: tuple[str, ...] = (),
+    objection: Objection | None = None,
 ) -> tuple[Link, frozenset[str]]:
     """Return a connection to this owner, and the features that both ends have.
 
-    Without an `instance`, whoever answers at the address is meant.
-    Raises PeerLostError, also when another instance answers; TransferTimeoutError; AuthError.
+    Without an `instance`, whoever answers at the address is meant. `objection` is for an address
+    that a peer told: it says what is against it.
+    Raises PeerLostError, also when another instance answers; TransferTimeoutError; AuthError;
+    UnavailableError for an address that something is against.
     """
     name = f"{address[0]}:{address[1]}"
     timeout_s = min(_CONNECT_S, remaining_s(deadline, "connect", name))
     try:
-        sock = socket.create_connection(address, timeout=timeout_s)
+        if objection is None:
+            sock = socket.create_connection(address, timeout=timeout_s)
+        else:
+            sock = connect(address, timeout_s, objection)
+    except UnavailableError:  # an OSError as well
+        raise
     except TimeoutError as error:
         raise TransferTimeoutError(
             f"{name} did not accept a connection of process {os.getpid()} in {timeout_s:.1f} s",

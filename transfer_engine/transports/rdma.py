@@ -41,6 +41,8 @@ from transfer_engine.rdma import verbs
 from transfer_engine.rdma.endpoint import Cancelled, Endpoint, Job, RefusedByCard, Transfer
 from transfer_engine.rdma.memory import ARENA_BYTES, LocalMemory
 from transfer_engine.rdma.pool import Pool
+from transfer_engine.rpc.networks import Networks
+from transfer_engine.segments.mapping import host_identity
 from transfer_engine.transports.copying import hash_local
 
 if TYPE_CHECKING:
@@ -78,8 +80,15 @@ class RdmaTransport(Transport):
     name: ClassVar[str] = "rdma"
     cost: ClassVar[int] = 20
 
-    def __init__(self, *, secret: bytes | None = None, endpoints_max: int = 256) -> None:
+    def __init__(
+        self,
+        *,
+        secret: bytes | None = None,
+        networks: Networks | None = None,
+        endpoints_max: int = 256,
+    ) -> None:
         self._secret = secret
+        self._networks = networks or Networks()
         self._instance = secrets.token_bytes(16)
         self._memory = LocalMemory()
         self._pool: Pool[Key, Endpoint] = Pool(endpoints_max)
@@ -94,7 +103,10 @@ class RdmaTransport(Transport):
         """Segments that their owner serves over RDMA, where this host has a card."""
         if self.name not in descriptor.transports:
             return "the owner does not serve this segment over RDMA"
-        return verbs.unavailable()
+        return verbs.unavailable() or self._objection(descriptor, descriptor.tcp_host)
+
+    def _objection(self, descriptor: SegmentDescriptor, host: str) -> str | None:
+        return self._networks.objection(host, near=descriptor.host == host_identity())
 
     def register(self, region: Region) -> None:
         """Register memory of the host with every card; a device's is staged there first."""
@@ -155,6 +167,7 @@ class RdmaTransport(Transport):
         return Endpoint.connect(
             self._nics[target.card], target.card, target.descriptor, secret=self._secret,
             instance=self._instance, deadline=deadline,
+            objection=partial(self._objection, target.descriptor),
         )  # fmt: skip
 
     def move(self, target: RemoteSegment, batch: Batch) -> None:

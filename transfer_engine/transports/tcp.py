@@ -46,6 +46,8 @@ from transfer_engine.errors import (
 )
 from transfer_engine.kernels import stream
 from transfer_engine.rpc.address import Address
+from transfer_engine.rpc.networks import Networks
+from transfer_engine.segments.mapping import host_identity
 from transfer_engine.transports.calling import call
 from transfer_engine.transports.copying import hash_local
 from transfer_engine.transports.dialing import dial
@@ -71,6 +73,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from transfer_engine.base import SegmentDescriptor
+    from transfer_engine.rpc.networks import Objection
+
+    # An owner: host, port, instance, and whether it says that it runs on this host.
+    Key = tuple[str, int, bytes, bool]
 
 __all__ = ["TcpTransport"]
 
@@ -83,12 +89,17 @@ class _Pool:
     """The connections to one owner: idle ones on a stack, a bound on all of them."""
 
     def __init__(
-        self, descriptor: SegmentDescriptor, secret: bytes | None, connections_max: int
+        self,
+        descriptor: SegmentDescriptor,
+        secret: bytes | None,
+        connections_max: int,
+        objection: Objection,
     ) -> None:
         self.address = (descriptor.tcp_host, descriptor.tcp_port)
         self.instance = descriptor.instance
         self.name = f"{self.address[0]}:{self.address[1]}"
         self._secret = secret
+        self._objection = objection
         self._idle: list[Link] = []
         self._open: set[Link] = set()
         self._count = 0
@@ -128,7 +139,13 @@ class _Pool:
             else:
                 raise PeerLostError("the transport was closed", peer=self.name)
         try:
-            link, _ = dial(self.address, self.instance, secret=self._secret, deadline=deadline)
+            link, _ = dial(
+                self.address,
+                self.instance,
+                secret=self._secret,
+                deadline=deadline,
+                objection=self._objection,
+            )
         except BaseException:
             with self._changed:
                 self._count -= 1
@@ -219,7 +236,8 @@ class TcpSegment(RemoteSegment):
         super().__init__(descriptor)
         low, high = np.frombuffer(descriptor.uuid, dtype=np.int64).tolist()
         self.words: tuple[int, int] = (low, high)
-        self.key = (descriptor.tcp_host, descriptor.tcp_port, descriptor.instance)
+        near = descriptor.host == host_identity()
+        self.key: Key = (descriptor.tcp_host, descriptor.tcp_port, descriptor.instance, near)
         self.number = 0
 
 
@@ -229,8 +247,15 @@ class TcpTransport(Transport):
     name: ClassVar[str] = "tcp"
     cost: ClassVar[int] = 30
 
-    def __init__(self, *, secret: bytes | None = None, connections_max: int = 16) -> None:
+    def __init__(
+        self,
+        *,
+        secret: bytes | None = None,
+        networks: Networks | None = None,
+        connections_max: int = 16,
+    ) -> None:
         self._secret = secret
+        self._networks = networks or Networks()
         self._connections_max = connections_max
         # The first words of the reply to a batch that succeeds, but for its number.
         self._expected = {
@@ -243,15 +268,18 @@ class TcpTransport(Transport):
             for operation, opcode in _OPCODES.items()
         }
         self._lock = threading.Lock()
-        self._pools: dict[tuple[str, int, bytes], _Pool] = {}
+        self._pools: dict[Key, _Pool] = {}
         self._closed = False
         forking.register(self)
 
     def can_reach(self, descriptor: SegmentDescriptor) -> str | None:
-        """Every segment whose owner listens."""
+        """Every segment whose owner listens where this process may connect to."""
         if self.name not in descriptor.transports:
             return "the owner does not listen on TCP"
-        return None
+        near = descriptor.host == host_identity()
+        hosts = descriptor.tcp_host, *(Address.parse(rail).host for rail in descriptor.rails)
+        found = [self._networks.objection(host, near=near) for host in hosts]
+        return None if None in found else found[0]
 
     def ways(self, descriptor: SegmentDescriptor) -> list[Way]:
         """One per address that the owner listens on."""
@@ -305,7 +333,8 @@ class TcpTransport(Transport):
                 if pool is None:
                     for key in [key for key, other in self._pools.items() if other.drop()]:
                         del self._pools[key]
-                    pool = _Pool(target.descriptor, self._secret, self._connections_max)
+                    objection = partial(self._networks.objection, near=target.key[-1])
+                    pool = _Pool(target.descriptor, self._secret, self._connections_max, objection)
                     self._pools[target.key] = pool
         return pool
 

@@ -5,7 +5,8 @@ optional, strings. Structs are array_like and tagged, so the bytes are compact, 
 appended without breaking an older peer, and a body of another message is told apart.
 
 MessagePack announces lengths as well; msgspec builds only what the bytes in hand support, so the
-length of the body, checked before, bounds what a hostile one can cost.
+length of the body, checked before, bounds what a hostile one can cost. Nesting is bounded by the
+interpreter's own limit, which is an error like the others (`MALFORMED`).
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import msgspec
 from transfer_engine.errors import LocalProtocolError, RemoteProtocolError
 from transfer_engine.wire.frame import BODY_BYTES_MAX, Body
 
-__all__ = ["COLD_BYTES_MAX", "Cold"]
+__all__ = ["COLD_BYTES_MAX", "MALFORMED", "Cold"]
 
 COLD_BYTES_MAX = 1 << 16
+MALFORMED = (ValueError, RecursionError)
+"""What msgspec raises for bytes, or text, that are not what is meant: of its own errors all are
+ValueErrors, and so is text that is no UTF-8; what is nested too deep is told apart from them."""
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
@@ -60,5 +64,5 @@ class Cold(Generic[StructT]):
             )
         try:
             return self._decode(body)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        except MALFORMED as error:
             raise RemoteProtocolError(f"malformed {self.kind.__name__}: {error}") from error

@@ -7,7 +7,8 @@ step on standard error and into one of the codes of `ExitCode`. So all commands 
 
 Text is for people and may change; `--json` is for programs: exactly one object on standard output,
 or one `{"error": ...}` object on standard error. Progress appears only on a terminal. In text,
-control characters of names and messages show as escapes (`printable`), wherever it goes.
+what cannot be printed of names and messages shows as escapes (`printable`, `screen`), wherever it
+goes.
 
 Help is rendered as plain text (no markup mode): it starts in half the time and pipes cleanly.
 Only typer is imported with this module; rich is imported when something is drawn.
@@ -194,11 +195,11 @@ def agreed(question: str, *, instead: str) -> bool:
 
 def console(*, stderr: bool = False) -> "Console":
     """A console that honours NO_COLOR and takes keys literally (no markup, no emoji)."""
-    from rich.console import Console
+    from mooncake_store.cli.shared.screen import Screen
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
-    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+    return Screen(file=stream, width=width, markup=False, highlight=False, emoji=False)
 
 
 def table(
@@ -295,6 +296,6 @@ def _tell(failure: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         sys.stderr.write(json.dumps({"error": failure}) + "\n")
         return
-    sys.stderr.write(failure.get("traceback", ""))
+    sys.stderr.write(printable(failure.get("traceback", ""), keep="\n"))
     step = f"; {failure['next_step']}" if failure["next_step"] else ""
     sys.stderr.write(printable(f"error: {failure['message']}{step}") + "\n")

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from mooncake_store.cli.shared.app import EXIT_MEANINGS, guarded
 from mooncake_store.cli.shared.compiling import compilation_shown
+from mooncake_store.program.logs import escape_unconfigured
 
 __all__ = ["COMMANDS", "root", "run"]
 
@@ -127,5 +128,6 @@ def run(argv: Sequence[str]) -> int:
         return root().main(args=arguments, prog_name="mooncake", standalone_mode=False)
 
     as_json = "--json" in own
+    escape_unconfigured()
     with compilation_shown(silent=as_json):
         return guarded(call, as_json=as_json, debug=debug)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_store.config.loading import nearest
 from mooncake_store.errors import InvalidArgumentError, StoreError
+from mooncake_store.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = read_options(given, tolerant=("-s", "") in flags)
         url, directory = places
     except (getopt.GetoptError, InvalidArgumentError) as error:
-        sys.stderr.write(f"mount.mooncake: {error}\n")
+        sys.stderr.write(printable(f"mount.mooncake: {error}") + "\n")
         return WRONG_CALL
     return _mount(url, directory, options, fake=("-f", "") in flags, verbose=("-v", "") in flags)
 
@@ -73,7 +74,7 @@ def _mount(url: str, directory: str, options: dict[str, Any], *, fake: bool, ver
         else:
             mount(directory, foreground=False, url=url, **options)
     except (StoreError, OSError) as error:
-        sys.stderr.write(f"mount.mooncake: {error}\n")
+        sys.stderr.write(printable(f"mount.mooncake: {error}") + "\n")
         return MOUNT_FAILED
     if verbose:
         sys.stdout.write(f"{url} {'could be' if fake else 'is'} mounted at {directory}\n")

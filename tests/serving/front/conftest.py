@@ -6,6 +6,7 @@ import aiohttp
 import pytest_asyncio
 from aiohttp import web
 
+from mooncake_store.program.shell import Shell
 from serving.conductor.conductor import Conductor
 from serving.engine.tokenizer import ByteTokenizer
 from serving.front.app import Front, front_application
@@ -27,14 +28,14 @@ async def listening(application, port=0):
 
 
 @contextlib.asynccontextmanager
-async def serving(fleet, *, pool_url="", port=0, **settings):
+async def serving(fleet, *, pool_url="", port=0, token="", **settings):
     """(base URL, conductor) of a front."""
     conductor = Conductor(connect=fleet.connect, pool_url=pool_url)
     await conductor.start(fleet.addresses)
     settings = {"tokenizer": ByteTokenizer()} | settings
     front = Front(conductor, ConductorBoard(conductor), **settings)
     try:
-        async with listening(front_application(front), port) as url:
+        async with listening(front_application(front, Shell(token=token)), port) as url:
             yield url, conductor
     finally:
         await conductor.close()

@@ -6,9 +6,12 @@ import json
 
 from aiohttp import web
 
+from mooncake_store.program.shell import Shell
 from serving.front.external import ExternalFront, external_application
 from tests.serving.front.conftest import listening
 
+SHELL = Shell(admin_token="of administrators")
+ADMIN = {"Authorization": f"Bearer {SHELL.admin_token}"}
 TOKENS = list(range(1000, 1064))
 
 
@@ -17,6 +20,9 @@ class Engine:
 
     def __init__(self):
         self.seen = []
+        self.heads = []
+        self.leads_to = ""
+        """Where it sends whoever asks it."""
         self.status = 200
         self.ended = asyncio.Event()
         self.asked = asyncio.Event()
@@ -35,11 +41,18 @@ class Engine:
                 web.post("/tokenize", self.tokenize),
                 web.get("/v1/models", self.models),
                 web.get("/metrics", self.told),
+                web.route("*", "/{rest:.*}", self.other),
             ]
         )
         return app
 
+    async def other(self, request):
+        """What only operators ask for."""
+        self.seen.append(request.path)
+        return web.Response(text="done")
+
     async def tokenize(self, request):
+        self.heads.append((request.path_qs, request.headers))
         return web.json_response({"count": len(TOKENS), "tokens": TOKENS})
 
     async def models(self, request):
@@ -56,10 +69,18 @@ class Engine:
     async def complete(self, request):
         body = await request.json()
         self.seen.append(body)
+        self.heads.append((request.path_qs, request.headers))
         self.asked.set()
+        if self.leads_to:
+            raise web.HTTPTemporaryRedirect(self.leads_to)
         if self.status != 200:
             return web.json_response({"error": {"message": "no"}}, status=self.status)
-        response = web.StreamResponse()
+        response = web.StreamResponse(
+            headers={
+                "Set-Cookie": "session=of the engine", "Access-Control-Allow-Origin": "*",
+                "Proxy-Authenticate": "Basic", "X-Request-Id": "7",
+            }
+        )  # fmt: skip
         response.content_type = "text/event-stream"
         await response.prepare(request)
         try:
@@ -76,13 +97,13 @@ class Engine:
 
 
 @contextlib.asynccontextmanager
-async def routing(engines, policy=None):
+async def routing(engines, policy=None, shell=SHELL, **settings):
     """(URL of the front, the front) before engines by name."""
     async with contextlib.AsyncExitStack() as stack:
         urls = {
             name: await stack.enter_async_context(listening(engine.application()))
             for name, engine in engines.items()
         }
-        front = ExternalFront(urls, policy=policy)
-        url = await stack.enter_async_context(listening(external_application(front)))
+        front = ExternalFront(urls, policy=policy, **settings)
+        url = await stack.enter_async_context(listening(external_application(front, shell)))
         yield url, front

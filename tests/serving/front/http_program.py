@@ -6,6 +6,7 @@ import threading
 
 from mooncake_store.compat.control import Control
 from mooncake_store.compat.rest import MooncakeStoreService
+from mooncake_store.program.shell import Shell
 from serving.front.external import ExternalFront, external_application
 from serving.system import listen, serve_http
 
@@ -30,8 +31,8 @@ def with_aiohttp(make):
 
 KINDS = {
     "control": lambda: plain(lambda: Control("127.0.0.1", 0)),
-    "front": lambda: with_aiohttp(lambda: external_application(ExternalFront({}))),
-    "rest": lambda: with_aiohttp(MooncakeStoreService().application),
+    "front": lambda: with_aiohttp(lambda: external_application(ExternalFront({}), Shell())),
+    "rest": lambda: with_aiohttp(lambda: MooncakeStoreService().application(Shell())),
 }
 
 if __name__ == "__main__":

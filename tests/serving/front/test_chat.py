@@ -23,7 +23,7 @@ def piece(text):
 MALFORMED = [
     "\ud800", [1], {}, {"choices": None}, {"choices": [{}]}, {"error": "no"},
     {"choices": [{"delta": {"content": 7}}]}, {"choices": [], "usage": [1]},
-    {"choices": [], "usage": {"prompt_tokens": 1}},
+    {"choices": [], "usage": {"prompt_tokens": 1}}, b"[" * 100_000,
 ]  # fmt: skip
 ANSWERS = {f"malformed {at}": [each] for at, each in enumerate(MALFORMED)} | {
     "halves": [piece("a \ud800 b")],
@@ -47,7 +47,8 @@ def server(request):
             if pieces is None:
                 self.wfile.write(json.dumps({"error": {"message": STEERING}}).encode())
             for each in pieces or ():
-                self.wfile.write(b"data: " + json.dumps(each).encode() + b"\n\n")
+                event = each if isinstance(each, bytes) else json.dumps(each).encode()
+                self.wfile.write(b"data: " + event + b"\n\n")
 
         def log_message(self, *_):
             pass

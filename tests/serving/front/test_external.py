@@ -4,14 +4,17 @@ import asyncio
 import json
 import socket
 import struct
+import time
 
 import aiohttp
 import pytest
 
-from serving.front.indexer import Stored
+from mooncake_store.program.shell import Shell
+from serving.front.indexer import Registration, Stored
 from serving.scheduling.learnt import LearntPrefill
 from serving.scheduling.placement import RoundRobin
-from tests.serving.front.engines import TOKENS, Engine, routing
+from tests.serving.front.conftest import listening
+from tests.serving.front.engines import ADMIN, TOKENS, Engine, routing
 from tests.waiting import until_async
 
 pytestmark = pytest.mark.asyncio
@@ -21,7 +24,8 @@ ONE = {"instance_id": "a", "modelname": "m", "block_size": 16, "type": "vLLM"}
 
 async def register(http, url, *names):
     for name in names:
-        async with http.post(url + "/register", json=ONE | {"instance_id": name}) as response:
+        body = ONE | {"instance_id": name}
+        async with http.post(url + "/register", json=body, headers=ADMIN) as response:
             assert response.status == 200
 
 
@@ -198,3 +202,128 @@ async def test_an_engine_that_is_silent_is_routed_around_and_joins_again(http, m
         for _ in range(4):
             await ask(http, url)
         assert len(engines["a"].seen) >= 2
+
+
+CREDENTIALS = {
+    "Authorization": "Bearer of the client", "Cookie": "session=of the client",
+    "X-Api-Key": "k", "Api-Key": "k", "X-Goog-Api-Key": "k", "Proxy-Authorization": "Basic k",
+    "Proxy-Connection": "x", "X-Forwarded-For": "10.0.0.1", "X-Auth-Token": "k",
+    "Connection": "close, X-Mine", "X-Mine": "k", "Origin": "http://front.example",
+}  # fmt: skip
+
+
+async def test_what_a_client_proves_to_the_front_no_engine_is_told(http):
+    engines = {"a": Engine()}
+    shell = Shell(token="of the client", names=("front.example",))
+    async with routing(engines, shell=shell) as (url, front):
+        front.indexer.index.register(Registration("a", "m", 16))
+        headers = CREDENTIALS | {"X-Request-Id": "7", "Accept": "text/event-stream"}
+        asked = {"model": "m", "prompt": "p"}
+        where = url + "/v1/completions?api_key=k"
+        async with http.post(where, json=asked, headers=headers) as response:
+            assert response.status == 200
+            assert await response.read()
+            assert response.headers["X-Request-Id"] == "7"
+            for name in "Set-Cookie", "Access-Control-Allow-Origin", "Proxy-Authenticate":
+                assert name not in response.headers
+        async with http.post(where, json=asked, headers=headers):
+            pass
+    assert len(engines["a"].seen) == 2
+    for path, head in engines["a"].heads:
+        assert path in ("/v1/completions", "/tokenize")
+        assert not {name.lower() for name in CREDENTIALS} & {name.lower() for name in head}
+    told = engines["a"].heads[-1][1]
+    assert (told["X-Request-Id"], told["Accept"]) == ("7", "text/event-stream")
+
+
+async def test_engines_that_ask_for_a_key_are_given_the_operators(http):
+    engines = {"a": Engine()}
+    async with routing(engines, key="of engines") as (url, front):
+        front.indexer.index.register(Registration("a", "m", 16))
+        assert (await ask(http, url))[0] == 200
+    assert len(engines["a"].heads) == 2
+    assert {head["Authorization"] for _, head in engines["a"].heads} == {"Bearer of engines"}
+
+
+async def test_an_engine_that_leads_elsewhere_is_not_followed(http):
+    other = Engine()
+    async with listening(other.application()) as elsewhere:
+        engines = {"a": Engine(), "b": Engine()}
+        engines["a"].leads_to = elsewhere + "/v1/completions"
+        async with routing(engines) as (url, front):
+            for _ in range(3):
+                assert (await ask(http, url))[0] == 200
+            assert len(engines["a"].seen) == 1
+            assert front.router.resting(time.monotonic()) == {"a"}
+    assert not other.seen
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/../collective_rpc", "/v1/%2e%2e/collective_rpc", "/v1/..%2fcollective_rpc",
+        "/v1/completions/..%2F..%2Fcollective_rpc", "/collective_rpc", "/v1/collective_rpc",
+        "/v1/load_lora_adapter", "/v1//../reset_prefix_cache", "/v1/models/../../sleep",
+        "//collective_rpc", "/v1/models/%252e%252e/%252e%252e/sleep",
+    ],
+)  # fmt: skip
+async def test_engines_are_asked_for_nothing_else(path):
+    engines = {"a": Engine()}
+    async with routing(engines) as (url, _):
+        for method in "GET", "POST":
+            reader, writer = await asyncio.open_connection("127.0.0.1", url.rpartition(":")[2])
+            head = f"{method} {path} HTTP/1.0\r\nContent-Type: application/json\r\n"
+            writer.write(f"{head}Content-Length: 2\r\n\r\n{{}}".encode())
+            assert (await reader.read()).split()[1] in (b"400", b"404", b"405")
+            writer.close()
+    assert not engines["a"].seen
+
+
+async def test_a_model_is_asked_for_by_its_name(http):
+    engines = {"a": Engine()}
+    name = "/v1/models/meta-llama/Llama-3.2:1B@x"
+    async with routing(engines) as (url, _), http.get(url + name) as response:
+        assert await response.text() == "done"
+    assert engines["a"].seen == [name]
+
+
+async def test_nobody_leads_the_front_elsewhere_by_registering(http):
+    async def register(url, **where):
+        async with http.post(url + "/register", json=ONE | where, headers=ADMIN) as response:
+            return response.status, await response.text()
+
+    touched = []
+
+    async def touch(_, writer):
+        touched.append(writer.get_extra_info("peername"))
+        writer.close()
+
+    async with (
+        await asyncio.start_server(touch, "127.0.0.1", 0) as near,
+        routing({"a": Engine()}, networks=["10.0.0.0/16"]) as (url, front),
+    ):
+        port = near.sockets[0].getsockname()[1]
+        near_by = f"tcp://127.0.0.1:{port}"
+        for endpoint in "tcp://10.1.0.1:5557", "tcp://127.1:5557", "ipc:///tmp/x", "tcp://a.b:1":
+            for where in {"endpoint": endpoint}, {"endpoint": near_by, "replay_endpoint": endpoint}:
+                status, text = await register(url, **where)
+                assert (status, endpoint in text) == (400, True)
+        assert not front.indexer.index.sources
+        assert not touched
+        pytest.importorskip("zmq")
+        assert (await register(url, endpoint=near_by))[0] == 200
+        await until_async(lambda: touched)
+
+
+async def test_no_more_engines_are_followed_than_there_may_be(http, monkeypatch):
+    pytest.importorskip("zmq")
+    monkeypatch.setattr("serving.front.indexer_http.SUBSCRIPTIONS_MAX", 2)
+
+    async with routing({"a": Engine()}) as (url, front):
+        found = []
+        for name in "a", "b", "a", "c":
+            body = ONE | {"instance_id": name, "endpoint": "tcp://127.0.0.1:1"}
+            async with http.post(url + "/register", json=body, headers=ADMIN) as response:
+                found.append(response.status)
+        assert found == [200, 200, 200, 429]
+        assert len(front.indexer.index.sources) == 2

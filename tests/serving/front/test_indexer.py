@@ -1,18 +1,21 @@
 """The indexer: what engines tell of, found by tokens, over HTTP and over ZeroMQ."""
 
 import asyncio
+import errno
 
 import msgspec
 import pytest
 
-from mooncake_store.errors import RemoteProtocolError
+from mooncake_store.errors import ConfigError, RemoteProtocolError
 from serving.connectors.publisher import BlockStored, Publisher
+from serving.front import engine_events
 from serving.front.engine_events import read_batch
 from serving.front.external import ExternalFront, external_application
 from serving.front.indexer import Cleared, EngineIndex, Registration, Removed, ScopeKey, Stored
 from serving.front.indexer_http import Indexer
 from serving.front.openai import BadRequestError
 from tests.serving.front.conftest import listening
+from tests.serving.front.engines import ADMIN, SHELL
 from tests.waiting import PATIENCE_S, until_async
 
 TOKENS = tuple(range(100, 132))  # eight blocks of four
@@ -164,10 +167,10 @@ def registration(name, **more):
 async def test_register_query_and_unregister_over_http(http):
     front = ExternalFront({})
     indexer = front.indexer
-    async with listening(external_application(front)) as url:
+    async with listening(external_application(front, SHELL)) as url:
 
         async def post(path, body):
-            async with http.post(url + path, json=body) as response:
+            async with http.post(url + path, json=body, headers=ADMIN) as response:
                 return response.status, await response.json()
 
         for name in ("a", "b"):
@@ -213,6 +216,27 @@ async def test_register_query_and_unregister_over_http(http):
         null = dict.fromkeys(("endpoint", "type", "tenant_id", "lora_name", "additionalsalt"))
         _, found = await post("/register", registration("c", **null))
         assert found["instance"] == "c|default|0"
+
+
+@pytest.mark.asyncio
+async def test_of_registrations_that_come_together_one_is_followed(monkeypatch):
+    followed = []
+
+    class Followed:
+        def __init__(self, source):
+            followed.append(self)
+
+        async def close(self):
+            await asyncio.sleep(0)
+            followed.remove(self)
+
+    monkeypatch.setattr("serving.front.indexer_http.Subscription", Followed)
+    indexer = Indexer()
+    entry = Registration("a", MODEL, 4, endpoint="tcp://127.0.0.1:1")
+    await asyncio.gather(*(indexer.register(entry) for _ in range(5)))
+    assert len(followed) == 1
+    assert await indexer.unregister([entry.name]) == [entry.name]
+    assert not followed
 
 
 def stored(number):
@@ -373,6 +397,86 @@ async def test_an_endpoint_that_is_none_is_refused_and_ends_nothing(endpoint, fi
     await indexer.close()
 
 
+@pytest.mark.parametrize("endpoint", ["nonsense", "tcp://a:b", "tcp://\0:1", "tcp://\ud800:1"])
+def test_where_nothing_can_be_published_is_said(endpoint):
+    pytest.importorskip("zmq")
+    with pytest.raises(ConfigError, match="cannot publish KV events at"):
+        Publisher(endpoint)
+
+
 def test_a_batch_that_is_nested_without_end_is_no_batch():
     with pytest.raises(RemoteProtocolError, match="MessagePack"):
         read_batch([b"", bytes(8), b"\x91" * 100_000])
+
+
+async def publish_until(publisher, event, seen):
+    """Publish until it was heard; nothing announces that a subscriber is there."""
+
+    async def publish():
+        while not seen():
+            await publisher.publish([event])
+            await asyncio.sleep(0)
+
+    await asyncio.wait_for(publish(), PATIENCE_S)
+
+
+@pytest.mark.asyncio
+async def test_a_batch_that_is_too_long_is_not_taken_in_and_ends_nothing(monkeypatch):
+    pytest.importorskip("zmq")
+    monkeypatch.setattr(engine_events, "BATCH_BYTES_MAX", 4096)
+    publisher, indexer = Publisher("tcp://127.0.0.1:*"), Indexer()
+    try:
+        await indexer.register(Registration("a", MODEL, 4, endpoint=publisher.endpoint))
+        source = indexer.index.sources["a|default|0"]
+        await publish_until(publisher, of_its_own(50, 7), lambda: source.blocks)
+        long = BlockStored([60], None, [8] * 100_000, 100_000, None, "GPU", None)
+        await publish_until(publisher, long, lambda: not source.blocks)  # nothing is believed now
+        await publish_until(publisher, of_its_own(70, 9), lambda: source.blocks)
+        assert told(indexer.index, [9] * 4)["a"]["GPU"] == 4
+    finally:
+        await indexer.close()
+        await publisher.close()
+
+
+@pytest.fixture
+def without_sockets(monkeypatch):
+    """Let that many sockets be asked for in vain."""
+    zmq = pytest.importorskip("zmq")
+    make, left = zmq.asyncio.Context.socket, [0]
+
+    def socket(context, *given, **more):
+        if left[0]:
+            left[0] -= 1
+            raise zmq.ZMQError(errno.EMFILE)
+        return make(context, *given, **more)
+
+    monkeypatch.setattr(zmq.asyncio.Context, "socket", socket)
+    return left
+
+
+@pytest.mark.asyncio
+async def test_a_want_of_sockets_is_said_and_ends_nothing(without_sockets):
+    without_sockets[0] = 2
+    anywhere = "tcp://127.0.0.1:*"
+    with pytest.raises(ConfigError, match="Too many open files"):
+        Publisher(anywhere)
+    publisher, indexer = None, Indexer()
+    try:
+        there = Registration("a", MODEL, 4, endpoint="tcp://127.0.0.1:1")
+        with pytest.raises(BadRequestError, match=r"no socket .*Too many open files"):
+            await indexer.register(there)
+        assert not indexer.index.sources
+        publisher = Publisher(anywhere)
+        await indexer.register(Registration("a", MODEL, 4, endpoint=publisher.endpoint))
+        source = indexer.index.sources["a|default|0"]
+        await publish_until(publisher, of_its_own(50, 7), lambda: source.blocks)
+        without_sockets[0] = 1  # for who connects anew
+        endpoint = publisher.endpoint
+        await publisher.close()
+        await until_async(lambda: not without_sockets[0])
+        publisher = Publisher(endpoint)
+        await publish_until(publisher, of_its_own(60, 8), lambda: source.blocks)
+    finally:
+        await indexer.close()
+        if publisher is not None:
+            await publisher.close()

@@ -267,14 +267,16 @@ async def test_bad_requests_name_the_field(http, served, path, body, status, par
 @pytest.mark.parametrize("raw", [b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b"[" * 100_000])
 async def test_what_is_no_json_object_is_refused(http, served, raw):
     url, _ = served
-    async with http.post(url + "/v1/completions", data=raw) as response:
+    kind = {"Content-Type": "application/json"}
+    async with http.post(url + "/v1/completions", data=raw, headers=kind) as response:
         assert response.status == 400
         assert (await response.json())["error"]["type"] == "invalid_request_error"
 
 
 async def test_a_body_without_end_is_refused(http, served):
     url, _ = served
-    async with http.post(url + "/v1/completions", data=io.BytesIO(b"x" * (17 << 20))) as response:
+    body, kind = io.BytesIO(b"x" * (17 << 20)), {"Content-Type": "application/json"}
+    async with http.post(url + "/v1/completions", data=body, headers=kind) as response:
         assert response.status == 413
         assert "error" in await response.json()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 
 import pytest
 from aiohttp import web as aiohttp_web
@@ -126,6 +127,17 @@ def test_a_large_body_that_goes_on_is_taken(monkeypatch):
             body = bytes(1 << 19)
             reader, _ = await served.ask(body)
             assert (await told(reader))[1] == body
+
+    asyncio.run(main())
+
+
+def test_a_body_stays_as_small_as_it_came():
+    async def main():
+        async with Served() as served:
+            packed = gzip.compress(bytes(1 << 20))
+            head, _, body = request(packed).partition(b"\r\n\r\n")
+            reader, _ = await served.connect(head + b"\r\nContent-Encoding: gzip\r\n\r\n" + body)
+            assert (await told(reader))[1] == packed
 
     asyncio.run(main())
 

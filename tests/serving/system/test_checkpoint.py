@@ -50,7 +50,9 @@ def test_answers_are_those_of_the_reference(start_program, tmp_path):
     def ask(prompt, **body):
         body |= {"prompt": " ".join(f"w{token}" for token in prompt), "max_tokens": COUNT}
         request = urllib.request.Request(
-            facts["url"] + "/v1/completions", json.dumps(body | {"temperature": 0}).encode()
+            facts["url"] + "/v1/completions",
+            json.dumps(body | {"temperature": 0}).encode(),
+            {"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
             choice = json.loads(answer.read())["choices"][0]

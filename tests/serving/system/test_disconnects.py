@@ -70,7 +70,10 @@ class Stage:
         self.clients.append(client)
         prompt = [(len(self.clients) + at) % 200 for at in range(tokens)]
         body = json.dumps({"prompt": prompt, "max_tokens": new, "stream": True, "ignore_eos": True})
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
         writer.write((head + body).encode())
         return client
 

@@ -1,13 +1,16 @@
 """`mooncake serve` with real processes: OpenAI's client, the page, failures, and a clean end."""
 
 import asyncio
+import http.server
 import json
 import os
+import queue
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +31,7 @@ openai = pytest.importorskip("openai")
 
 BLOCK_TOKENS = 64  # of a worker, unless told otherwise
 LAYERS = ModelConfig.random("tiny").layers
+JSON = {"Content-Type": "application/json"}
 WORDS = "The pool keeps what a prompt has cost, so that nobody pays for it twice. "
 
 
@@ -253,7 +257,7 @@ def test_one_worker_may_do_both(server, start_program, tmp_path):
     def ask(where, number):
         body = {"prompt": WORDS * number, "max_tokens": 8, "temperature": 0}
         request = urllib.request.Request(
-            where["url"] + "/v1/completions", json.dumps(body).encode()
+            where["url"] + "/v1/completions", json.dumps(body).encode(), JSON
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.loads(answer.read())["choices"][0]["text"]
@@ -273,7 +277,7 @@ def test_a_killed_worker_is_replaced_and_requests_go_on(start_program, tmp_path)
 
     def ask():
         try:
-            request = urllib.request.Request(facts["url"] + "/v1/completions", body)
+            request = urllib.request.Request(facts["url"] + "/v1/completions", body, JSON)
             with urllib.request.urlopen(request, timeout=60) as answer:
                 return json.loads(answer.read())["choices"][0]["text"]
         except urllib.error.HTTPError as error:
@@ -307,7 +311,7 @@ def test_the_store_may_go_away(start_program, tmp_path):
         os.kill(pid, signal.SIGKILL)
     until(lambda: json.loads(get(facts, "/health"))["store"].startswith("down"), 30)
     body = json.dumps({"prompt": WORDS, "max_tokens": 4}).encode()
-    request = urllib.request.Request(facts["url"] + "/v1/completions", body)
+    request = urllib.request.Request(facts["url"] + "/v1/completions", body, JSON)
     with urllib.request.urlopen(request, timeout=60) as answer:
         assert json.loads(answer.read())["usage"]["completion_tokens"] >= 1
     ends_without_a_trace(program, signal.SIGKILL)
@@ -323,6 +327,11 @@ def test_the_store_may_go_away(start_program, tmp_path):
         (["--setting", "kv_block=1"], 3, "kv_blocks"),
         (["--setting", "x"], 3, "NAME=VALUE"),
         (["--backend", "a=b"], 3, "http://"),
+        (["--backend", "a=http://user:password@10.0.0.5"], 3, "--backend-key-file"),
+        (["--backend", "a=http://[::1"], 3, "http://"),
+        (["--engine-network", "10.0.0.0/8"], 3, "--backend"),
+        (["--backend", "a=http://x", "--engine-network", "10.0.0.1/8"], 3, "10.0.0.0/16"),
+        (["--allow-host", "http://front.example"], 3, "front.example"),
     ],
 )
 def test_what_is_configured_wrong_fails_at_start(options, code, said):
@@ -351,6 +360,69 @@ def nothing_starts(monkeypatch):
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
+
+
+def register(facts, key, **where):
+    """The status of an attempt to register an engine."""
+    body = {"instance_id": "a", "modelname": "m", "block_size": 16} | where
+    request = urllib.request.Request(
+        facts["url"] + "/register",
+        json.dumps(body).encode(),
+        JSON | {"Authorization": f"Bearer {key}"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def test_who_shares_its_user_may_register_engines(start_program, tmp_path):
+    environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    backend = "--backend", "a=http://127.0.0.1:1"
+    program, facts = started(start_program, tmp_path, *backend, **environment)
+    made = Path(facts["admin_token_file"])
+    assert str(made) in program.wait_for_line("registered with the key")
+    assert [register(facts, key) for key in ("wrong", made.read_text().strip())] == [401, 200]
+    program.signal(signal.SIGTERM)
+    assert program.wait() == 0
+    assert not made.exists()
+
+
+def test_a_front_has_keys_of_administrators_and_for_engines(start_program, tmp_path):
+    told = queue.SimpleQueue()
+
+    class Engine(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            told.put(self.headers["Authorization"])
+            self.send_error(404)
+
+        def log_message(self, *_):
+            pass
+
+    for name in "admin", "engine":
+        (tmp_path / name).write_text(f"{name}-" * 8)
+        (tmp_path / name).chmod(0o600)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Engine) as engine:
+        thread = threading.Thread(target=engine.serve_forever)
+        thread.start()
+        program, facts = started(
+            start_program, tmp_path, "--backend", f"a=http://127.0.0.1:{engine.server_port}",
+            "--backend-key-file", tmp_path / "engine", "--admin-token-file", tmp_path / "admin",
+            "--engine-network", "10.77.0.0/16",
+        )  # fmt: skip
+        try:
+            assert told.get(timeout=60) == "Bearer " + "engine-" * 8
+            key = "admin-" * 8
+            assert "admin_token_file" not in facts
+            assert register(facts, key, replay_endpoint="tcp://10.77.0.1:5557") == 200
+            assert register(facts, key, replay_endpoint="tcp://10.78.0.1:5557") == 400
+            program.signal(signal.SIGTERM)
+            assert program.wait() == 0
+        finally:
+            engine.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize("options", [[], ["--backend", "a=http://127.0.0.1:1"]])
@@ -391,7 +463,7 @@ def test_a_pod_has_variables_of_the_same_names(start_program, tmp_path):
     pod = KUBERNETES | DOCKER | {"MOONCAKE_MASTER_CONTROL_BASE": "/x"}
     program, facts = started(start_program, tmp_path, **pod)
     body = json.dumps({"prompt": WORDS * 20, "max_tokens": 4}).encode()
-    request = urllib.request.Request(facts["url"] + "/v1/completions", body)
+    request = urllib.request.Request(facts["url"] + "/v1/completions", body, JSON)
     with urllib.request.urlopen(request, timeout=60) as answer:
         assert json.loads(answer.read())["usage"]["completion_tokens"] >= 1
     until(lambda: stats(facts)["pool_blocks"], 60)
@@ -403,7 +475,7 @@ def test_a_running_pool_is_used_and_stays(start_program, tmp_path):
     with LocalCluster(workers=1, segment="64MB") as cluster:
         program, facts = started(start_program, tmp_path, "--store", cluster.address)
         assert facts["store"] == f"mooncake://{cluster.address}"
-        request = urllib.request.Request(facts["url"] + "/v1/completions", body)
+        request = urllib.request.Request(facts["url"] + "/v1/completions", body, JSON)
         urllib.request.urlopen(request, timeout=60).close()
         with Client(cluster.url) as store:
             until(lambda: sum(shard.objects for shard in store.store_stats()))

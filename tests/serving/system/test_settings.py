@@ -106,6 +106,17 @@ async def models(_system, http):
         return answer.status, [model["id"] for model in body.get("data", ())]
 
 
+def called(name):
+    """The status of an answer to who calls the server by this name."""
+
+    @seen
+    async def observe(_system, http):
+        async with http.get("/v1/models", headers={"Host": name}) as answer:
+            return answer.status
+
+    return observe
+
+
 def completion(**asked):
     """The status of an answer, and what a prefill worker was asked for it."""
 
@@ -179,6 +190,7 @@ OBSERVED = {
     "port": Observation({"port": FREE}, attribute(lambda s: s.url.endswith(f":{FREE}"))),
     "token": Observation({"token": "x" * 32}, models),
     "insecure": Observation({"insecure": True}, reachable),
+    "names": Observation({"names": ("front.example",)}, called("front.example")),
     "store_url": Observation({"store_url": POOL}, attribute(lambda system: system.store is None)),
     "store_secret": Observation(
         {"store_secret": SECRET}, attribute(lambda s: s.store is None), {"store_url": SECURED}
@@ -260,16 +272,19 @@ def test_nothing_of_serving_is_observed_that_is_no_setting():
 
 
 FIELDS = {
-    "backend": "engines", "store": "store_url", "secret_file": "store_secret", "ttft": "ttft_s",
-    "tbt": "tbt_s", "deadline": "deadline_s", "setting": "worker", "token_file": "token",
+    "backend": "engines", "engine_network": "networks", "backend_key_file": "backend_key",
+    "admin_token_file": "admin_token", "allow_host": "names", "store": "store_url",
+    "secret_file": "store_secret", "ttft": "ttft_s", "tbt": "tbt_s", "deadline": "deadline_s",
+    "setting": "worker", "token_file": "token",
 }  # fmt: skip
 """Where options are that are not called like their setting."""
 TYPED = {
     "model": "nano,layers=2", "name": "mine", "host": "127.0.0.2", "port": "7",
     "backend": "a=http://127.0.0.1:7", "store": "127.0.0.1:7", "segment": "2MiB",
     "admission": "load", "setting": "kv_blocks=7", "log_level": "error", "token_file": SECRET,
-    "secret_file": "/x", "port_file": "/x", "record": "/x", "ttft": "7s", "tbt": "7s",
-    "deadline": "7s",
+    "admin_token_file": SECRET, "backend_key_file": SECRET, "allow_host": "front.example",
+    "engine_network": "10.0.0.0/16", "secret_file": "/x", "port_file": "/x", "record": "/x",
+    "ttft": "7s", "tbt": "7s", "deadline": "7s",
 }  # fmt: skip
 
 
@@ -278,8 +293,9 @@ def started(monkeypatch):
     """Run `mooncake serve` up to where it would start; return all that it starts with."""
     seen = {}
 
-    def run(settings, engines, _ready, port_file):
-        seen.update(dataclasses.asdict(settings), engines=engines, port_file=port_file)
+    def run(settings, elsewhere, _ready, port_file):
+        seen.update(dataclasses.asdict(settings), **dataclasses.asdict(elsewhere))
+        seen["port_file"] = port_file
 
     monkeypatch.setattr("serving.program.run", run)
     monkeypatch.setattr(

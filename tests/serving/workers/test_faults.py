@@ -288,7 +288,9 @@ async def test_decode_after_a_pushed_prefill_that_was_aborted(store):
 
 
 async def test_settings_may_be_text():
-    made = settings_from({"kv_blocks": "64", "exact": "false", "worker_id": "7"})
+    given = {"transports": "shm, tcp", "data_networks": "10.0.0.0/8"}
+    made = settings_from({"kv_blocks": "64", "exact": "false", "worker_id": "7", **given})
+    assert (made.transports, made.data_networks) == (("shm", "tcp"), ("10.0.0.0/8",))
     assert (made.kv_blocks, made.exact, made.worker_id) == (64, False, "7")
 
 

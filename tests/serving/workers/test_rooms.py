@@ -22,7 +22,7 @@ from tests.serving.workers.support import (
 )
 from tests.waiting import PATIENCE_S, until_async
 from transfer_engine import SegmentDescriptor, TransferEngine
-from transfer_engine.errors import NotFoundError, StoreError
+from transfer_engine.errors import NotFoundError, StoreError, UnavailableError
 
 pytestmark = pytest.mark.asyncio
 
@@ -149,6 +149,22 @@ async def test_room_that_cannot_be_given_is_refused():
         with pytest.raises(NotFoundError, match="stage"):
             await client.push(p.STAGE_CHUNK, 5, request=p.request_tag("x"), start=0, count=1,
                               hidden=bytes(256))  # fmt: skip
+
+
+async def test_kv_goes_to_workers_in_the_networks_that_are_given_only():
+    async with fleet() as running:
+        there = await running.add("decode")
+        card = running.workers[0].card
+        room = (await there.kv_open(asking_for_room(card, "x", tokens=20))).room
+        for networks, reached in ((["127.0.0.0/8"], True), (["10.0.0.0/8"], False)):
+            await running.add(transports=["tcp"], data_networks=networks)
+            exchange = running.workers[-1].parts.exchange
+            if reached:
+                assert exchange.reach(room, "127.0.0.1").transport == "tcp"
+                continue
+            with pytest.raises(UnavailableError, match=r"127\.0\.0\.1 is in none of the networks"):
+                exchange.reach(room, "127.0.0.1")
+        await there.kv_close(p.KVClose("x", abort=True))
 
 
 async def test_kv_is_written_where_room_was_promised_and_nowhere_else():

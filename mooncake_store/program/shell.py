@@ -1,0 +1,195 @@
+"""What every request passes before a page of ours sees it. Needs `aiohttp`.
+
+    shell = Shell(host="127.0.0.1", token=token)
+    application = shelled(shell, routes, refusal=answer, bytes_max=1 << 20)
+
+One shell for all applications: who asks (a token, compared in constant time, and another one for
+what only administrators may do), through whom (`transfer_engine.rpc.http_checks`: a page of a
+browser has to be our own), what (a path in one way of writing it, a body in JSON, uncompressed and
+bounded). What has no route is not there. Preflights are not answered, so what a page of a stranger
+could send is what browsers send unasked: no JSON, no header of its own, and an Origin.
+
+Host is looked at where requests need no token. Where they do, those who have it may call the server
+as their network does: a page that got here by a name of its own has no token, and no browser adds
+one.
+
+It keeps nothing; a check is O(length of the head). Time for head and body is `program.web`'s.
+"""
+
+from __future__ import annotations
+
+import hmac
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from mooncake_store.errors import ConfigError
+from transfer_engine.rpc.address import is_loopback
+from transfer_engine.rpc.http_checks import host_in, is_own_host, is_own_origin, is_plain_path
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+
+__all__ = ["Shell", "shelled"]
+
+_SAFE = ("GET", "HEAD")
+_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """How an application is reached, and by whom. Without a token by whoever reaches it."""
+
+    host: str = "127.0.0.1"
+    """Where it listens."""
+    token: str = ""
+    """What requests have to carry, but for what is public."""
+    admin_token: str = ""
+    """What those of administrators have to carry; without one there are none."""
+    names: tuple[str, ...] = ()
+    """What it is called besides."""
+
+    def check(self) -> None:
+        """Raise ConfigError for a name that no request could have."""
+        for name in self.names:
+            if host_in(name) != name.lower():
+                raise ConfigError(
+                    f"{name!r} is not the name of a host",
+                    advice="write one such as front.example, without a port",
+                )
+
+    @property
+    def own_names(self) -> frozenset[str]:
+        """All its names."""
+        named = frozenset(name.lower() for name in self.names)
+        if is_loopback(self.host):
+            return named
+        machine = socket.gethostname().lower()
+        return named | {machine, machine.partition(".")[0]}
+
+
+class _Refused(Exception):
+    """Why a request goes no further."""
+
+    def __init__(self, status: int, message: str, code: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+
+
+def shelled(
+    shell: Shell,
+    routes: Iterable[web.AbstractRouteDef],
+    *,
+    refusal: Callable[[int, str, str], web.Response],
+    bytes_max: int,
+    public: Collection[str] = (),
+    admin: Collection[str] = (),
+    keys: tuple[str, ...] = (),
+    inner: Sequence[Any] = (),
+) -> web.Application:
+    """Return an application of these routes behind a shell.
+
+    `refusal(status, message, code)` is how it says no. Paths of `public` need no token, those of
+    `admin` need the administrators'. What follows one of `keys` in a path is a key and no path, so
+    anything may. Middlewares of `inner` come behind the shell.
+    """
+    checks = _Checks(shell, frozenset(public), frozenset(admin), keys)
+
+    @web.middleware
+    async def checked(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        try:
+            checks.check(request)
+        except _Refused as refused:
+            return refusal(refused.status, refused.message, refused.code)
+        return await handler(request)
+
+    application = web.Application(client_max_size=bytes_max, middlewares=[checked, *inner])
+    application.add_routes(routes)
+    application.on_response_prepare.append(_as_it_is_called)
+    return application
+
+
+async def _as_it_is_called(_: web.Request, response: web.StreamResponse) -> None:
+    """No browser takes an answer for something else than it is called."""
+    response.headers["X-Content-Type-Options"] = "nosniff"
+
+
+class _Checks:
+    """What is checked of each request of an application."""
+
+    def __init__(
+        self, shell: Shell, public: frozenset[str], admin: frozenset[str], keys: tuple[str, ...]
+    ) -> None:
+        self._shell = shell
+        self._names = shell.own_names
+        self._public = public
+        self._admin = admin
+        self._keys = keys
+
+    def check(self, request: web.Request) -> None:
+        """Raise _Refused for a request that goes no further."""
+        self._check_path(request)
+        self._check_caller(request)
+        self._check_token(request)
+        self._check_body(request)
+
+    def _check_path(self, request: web.Request) -> None:
+        path = request.raw_path.partition("?")[0]
+        if not (path.startswith(self._keys) or is_plain_path(path)):
+            raise _Refused(400, f"{path[:_SHOWN]!r} is no plain path", "invalid_path")
+
+    def _check_caller(self, request: web.Request) -> None:
+        shell, given = self._shell, request.headers
+        host = given.get("Host", "")
+        if not (shell.token or "Host" not in given or is_own_host(host, shell.host, self._names)):
+            raise _Refused(
+                421,
+                f"the Host {host[:_SHOWN]!r} is no name of this server; "
+                "a name of its own is told to it with --allow-host, or it asks for a token",
+                "unknown_host",
+            )
+        if shell.token and request.method in _SAFE:
+            return
+        for origin in given.getall("Origin", ()):
+            if not is_own_origin(origin, host, self._names):
+                raise _Refused(
+                    403,
+                    f"pages of {origin[:_SHOWN]!r} may ask nothing here; "
+                    "where the server has that name, it is told so with --allow-host",
+                    "foreign_origin",
+                )
+
+    def _check_token(self, request: web.Request) -> None:
+        shell, resource = self._shell, request.match_info.route.resource
+        path = "" if resource is None else resource.canonical
+        given = request.headers.get("Authorization", "").encode("utf-8", "replace")
+        is_admin = _carries(given, shell.admin_token)
+        if path in self._admin and not is_admin:
+            raise _Refused(401, "the key of administrators is required", "invalid_api_key")
+        may_pass = is_admin or not shell.token or path in self._public
+        if not (may_pass or _carries(given, shell.token)):
+            raise _Refused(401, "a valid API key is required", "invalid_api_key")
+
+    def _check_body(self, request: web.Request) -> None:
+        if not request.body_exists:
+            return
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise _Refused(415, "a body comes as it is, not compressed", "unsupported_media_type")
+        if request.method not in _SAFE and request.content_type != "application/json":
+            raise _Refused(
+                415,
+                f"a body is JSON and says so: Content-Type: application/json, "
+                f"not {request.content_type[:_SHOWN]!r}",
+                "unsupported_media_type",
+            )
+
+
+def _carries(given: bytes, token: str) -> bool:
+    """Whether a header is that of a token; in the same time, whichever it is."""
+    return hmac.compare_digest(given, f"Bearer {token}".encode()) and bool(token)
