@@ -3,6 +3,7 @@ PY := .venv/bin/python
 SEED ?= 1
 SEEDS ?= 1
 MINUTES ?= 10
+SECONDS ?= 1800
 PREVIOUS ?= HEAD~1
 # Many images set it: each of the hundreds of processes below would compile all it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -10,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store chaos clean
 .PHONY: predictions test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma
 .PHONY: test-compat test-hosts test-serving soak-serving soak-reboot soak-standby upgrade
-.PHONY: abuse overload conversations vllm-routing
+.PHONY: abuse crowd overload conversations vllm-routing
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -58,8 +59,15 @@ docs: setup      ## write anew what is generated: docs/reference, the asyncio cl
 test-gpu: setup-test ## device memory on a real CUDA device; skips with a reason where none is
 	@$(PY) -m pytest -n 0 -m gpu tests/transfer tests/serving tests/vllm
 
-fuzz: setup      ## feed the wire codec hostile bytes for ten minutes
-	@$(PY) -m tests.fuzz.wire --seconds 600
+fuzz: setup      ## hostile bytes for the wire codec, then for every port: SECONDS (1800) in all
+	@.venv/bin/mooncake warmup
+	@$(PY) -m tests.fuzz.wire --seconds $$(( $(SECONDS) / 6 ))
+	@$(PY) -m tests.fuzz.ports --seconds $$(( $(SECONDS) * 5 / 6 ))
+
+crowd: MINUTES := $(if $(filter file,$(origin MINUTES)),5,$(MINUTES))
+crowd: setup     ## one client beside idle, busy and hostile ones, for MINUTES (5)
+	@.venv/bin/mooncake warmup
+	@$(PY) -m tests.soak.crowd --minutes $(MINUTES)
 
 abuse: setup     ## every port of a running pool, against whoever wants to stop or fill it
 	@$(PY) -m tests.soak.abuse

@@ -44,14 +44,29 @@ def stopped(pid):
 
 def connections(pid, port):
     """The connections that a process has to a port of this machine, as the kernel numbers them."""
+    there = {f"socket:[{row[9]}]" for row in _tcp(pid) if row[2].endswith(f":{port:04X}")}
+    return _sockets(pid) & there
+
+
+def listening(pid):
+    """The TCP ports at which a process listens."""
+    mine = _sockets(pid)
+    ports = (row[1].rpartition(":")[2] for row in _tcp(pid) if f"socket:[{row[9]}]" in mine
+             and row[3] == "0A")  # fmt: skip
+    return {int(port, 16) for port in ports}
+
+
+def _tcp(pid):
     lines = Path(f"/proc/{pid}/net/tcp").read_text(encoding="ascii").splitlines()[1:]
-    rows = [line.split() for line in lines]
-    there = {f"socket:[{row[9]}]" for row in rows if row[2].endswith(f":{port:04X}")}
+    return [line.split() for line in lines]
+
+
+def _sockets(pid):
     found = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             found.add(os.readlink(descriptor))
-    return found & there
+    return found
 
 
 def processor_s(*arguments):

@@ -128,7 +128,7 @@ def _unpack(data: NDArray[np.uint8], kind: str, item_bytes: Any) -> tuple[_Heade
             nbytes = narrow.narrow_bytes(math.prod(header.shape))
         if nbytes > _BYTES_MAX or start + nbytes != data.size:
             raise InvalidArgumentError(f"{data.size} bytes do not hold {header.shape}")
-    except (struct.error, msgspec.MsgspecError) as error:
+    except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArgumentError(f"the object is no tensor: {error}") from error
     except InvalidArgumentError as error:
         error.what = f"the object is no tensor: {error.what}"

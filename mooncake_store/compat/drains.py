@@ -131,7 +131,7 @@ def _wish(body: bytes) -> tuple[list[str], list[str]]:
     """Segments to drain, and where their objects may go; raises DrainRefused."""
     try:
         wish = msgspec.json.decode(body, type=Wish)
-    except (msgspec.MsgspecError, RecursionError):
+    except (ValueError, RecursionError):  # its own errors, and of what is no UTF-8
         raise DrainRefused(_INVALID) from None
     wanted, targets = wish.segments, wish.target_segments or []
     if len(set(wanted)) < len(wanted) or set(wanted) & set(targets) or wish.max_concurrency == 0:

@@ -151,7 +151,7 @@ async def _read(request: web.Request, kind: type[T], refusal: str) -> T:
         return msgspec.convert(await request.json(), kind)
     except msgspec.ValidationError as error:
         raise _Refused(f"{refusal}: {error}") from None
-    except ValueError:
+    except (ValueError, LookupError, RecursionError):  # in a charset that is none, or too deep
         raise _Refused("Malformed JSON body") from None
 
 

@@ -55,7 +55,8 @@ class Objects:
         names = _names_of(request.names)
         keys = request.digests, request.sizes, names
         asked = peer.handle, peer.tenant, *keys, options, request.number
-        if request.flags & PutFlag.AGAIN:
+        # Groups for some keys only are refused where a put begins.
+        if request.flags & PutFlag.AGAIN and len(request.groups) in (0, len(request.digests)):
             rows, replicas = site.puts.ask_again(Put(*asked, upsert))
         else:
             start = self._shard.upsert_start if upsert else self._shard.put_start

@@ -231,6 +231,7 @@ def header(**fields):
         header(shape=(1,) * 65) + bytes(4),
         header(extra=1) + bytes(8),
         header(kind="torch", dtype="float32") + bytes(8),
+        header(dtype="xyz").replace(b"xyz", b"\xff\xfe\xfd") + bytes(8),
     ],
 )
 def test_objects_that_are_no_arrays_are_refused(data):

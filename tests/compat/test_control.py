@@ -222,6 +222,7 @@ def test_a_drain_that_cannot_end_is_cancelled(place, store):
         ({"segments": "a"}, 400, -600),
         (b"[]", 400, -600),
         (b"{", 400, -600),
+        (b'{"segments": ["\xff"]}', 400, -600),
     ],
 )
 def test_drains_that_cannot_be(place, wish, status, number):

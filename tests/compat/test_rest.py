@@ -58,8 +58,11 @@ def test_objects(store, monkeypatch):
         assert (await ask("DELETE", "/api/remove/a/b"))[0] == 404
         for body in ({"key": "a"}, {"key": "", "value": "x"}, {"key": "a", "value": 1}, []):
             assert (await ask("PUT", "/api/put", json=body))[0] == 400, body
-        kind = {"Content-Type": "application/json"}
-        assert (await ask("PUT", "/api/put", data=b"{", headers=kind))[0] == 400
+        as_json = {"Content-Type": "application/json"}
+        for raw in (b"{", b"[" * 50_000):
+            assert (await ask("PUT", "/api/put", data=raw, headers=as_json))[0] == 400
+        odd = {"Content-Type": "application/json; charset=utf-99"}
+        assert (await ask("PUT", "/api/put", data=b"{}", headers=odd))[0] == 400
         store.put("one", b"1")
         status, body = await ask("DELETE", "/api/remove_all")
         assert (status, json.loads(body)) == (200, {"status": "success removed 1 keys"})

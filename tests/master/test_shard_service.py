@@ -183,6 +183,14 @@ def test_a_waiting_put_that_is_asked_for_again_keeps_what_it_was_granted(pool):
     again.close()
 
 
+@pytest.mark.parametrize("flags", [0, wire.PutFlag.AGAIN])
+def test_a_put_with_groups_for_some_of_its_keys_is_refused(pool, flags):
+    request = pool.put_request([b"one", b"two"], 10, number=7)
+    request |= {"flags": flags, "groups": [b"only"]}
+    rows, _ = put_reply(pool.call(wire.PUT_START, **request))
+    assert rows["status"].tolist() == [Status.INVALID_PARAMS] * 2
+
+
 def test_followers_of_events_wait_for_the_next_one(pool):
     number = pool.stats().event_number
     first, events, gap = pool.events(number)

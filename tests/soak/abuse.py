@@ -1,12 +1,11 @@
 """Abuse of every port of a running pool: `python -m tests.soak.abuse [--scale 1.0]`.
 
-A master of two shards, a worker, a standby, a control port, the REST service and a front run
-as processes that may open 256 files each. At each port in turn: connections that are reset, half
-handshakes, writers of a byte at a time, connections that say nothing, and more sessions than fit,
-most of them idle. Meanwhile a legitimate client has to get in, those at work have to stay, those
-that were idle have to come back without an error; afterwards descriptors and threads have to be
-where they began, and the log short. Printed is what was measured; it ends with 1 where any of it
-broke.
+At each port of a pool of processes (`pool_of_processes.py`) in turn: connections that are reset,
+half handshakes, writers of a byte at a time, connections that say nothing, and more sessions than
+fit, most of them idle. Meanwhile a legitimate client has to get in, those at work have to stay,
+those that were idle have to come back without an error; afterwards descriptors and threads have to
+be where they began, and the log short. Then what those try who got in (`insiders.py`). Printed is
+what was measured; it ends with 1 where any of it broke.
 """
 
 from __future__ import annotations
@@ -14,31 +13,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
-import json
-import os
 import resource
-import secrets
-import shutil
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from mooncake_store import Client
 from mooncake_store.wire import cluster as wire
-from mooncake_store.wire.shard import OPEN, SHARD, STATS, OpenClient, StatsRequest
+from mooncake_store.wire.shard import SHARD, STATS, StatsRequest
 from mooncake_store.wire.standby import STANDBY, StandbyRequest
-from tests.soak.standbys import HERE, end
-from tests.standby.asking import until_copied
+from tests.soak.insiders import ROWS, Insider
+from tests.soak.pool_of_processes import CALL_S, DATA, HANDOVER, HTTP, PoolOfProcesses, introduce
 from tests.strangers import Crowd, descriptors, reset
 from tests.waiting import until
-from transfer_engine.base import SegmentDescriptor
 from transfer_engine.rpc.address import Address
-from transfer_engine.rpc.blocking import BlockingConnection
 from transfer_engine.rpc.pool import BlockingPool
 from transfer_engine.transports.handover import socket_address
 from transfer_engine.transports.shm import ShmTransport
@@ -46,13 +36,21 @@ from transfer_engine.transports.tcp import TcpTransport
 from transfer_engine.wire.handshake import ClientHandshake, Identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-FILES = 256
+    from tests.soak.pool_of_processes import Place
+    from transfer_engine.rpc.blocking import BlockingConnection
+
 WITHIN_S = 5.0
 LINES_MAX = 40
 SETTLED_S = 40.0
-CALL_S = 30.0
+ASKED = {
+    wire.CLUSTER.service: (wire.MAP, wire.MapRequest()),
+    wire.LIVENESS.service: (wire.PING, wire.Ping(bytes(16), 1)),
+    SHARD.service: (STATS, StatsRequest()),
+    "standby": (STANDBY, StandbyRequest()),
+}
+"""What somebody who got in asks, by what is spoken there, or by whose port it is."""
 
 
 class Numbers(NamedTuple):
@@ -76,15 +74,12 @@ class Port:
 
     def __init__(
         self,
-        name: str,
-        pid: int,
-        log: Path,
-        where: tuple[str, int] | str,
+        place: Place,
         half: bytes,
         enter: Callable[[], tuple[Callable[[], object], Callable[[], object]]],
     ) -> None:
-        self.name, self.pid, self.log, self.half, self.enter = name, pid, log, half, enter
-        self._where = where
+        self.name, self.pid, self.log, self._where, _ = place
+        self.half, self.enter = half, enter
 
     def connect(self) -> socket.socket:
         """Connect, as a stranger."""
@@ -127,52 +122,51 @@ class Introduced(BlockingPool):
     def _open(self, left_s: float) -> BlockingConnection:
         connection = super()._open(left_s)
         if SHARD.service == self._registry.service:
-            opened = OpenClient(secrets.token_bytes(16), 1, "abuse", "default")
-            connection.call(OPEN, OPEN.request.pack(opened), timeout_s=CALL_S)
+            introduce(connection)
         return connection
 
 
-def framed(name: str, pid: int, log: Path, address: str, asked: tuple) -> Port:
-    """A port of the project's own protocol, and what is asked there."""
-    registry, operation, request = asked
-    where = Address.parse(address)
+def framed(place: Place, pool: PoolOfProcesses) -> Port:
+    """A port of the project's own protocol."""
+    registry = place.speaks
+    operation, request = ASKED.get(place.name) or ASKED[registry.service]
+    body = operation.request.pack(request)
 
     def enter():
-        pool = Introduced(where, registry, connections_max=1, connect_s=CALL_S)
-        body = operation.request.pack(request)
-        return lambda: pool.call(operation, body, timeout_s=CALL_S), pool.close
+        calls = Introduced(
+            Address(*place.where), registry, connections_max=1, connect_s=CALL_S,
+            secret=pool.secret,
+        )  # fmt: skip
+        return lambda: calls.call(operation, body, timeout_s=CALL_S), calls.close
 
-    return Port(name, pid, log, (where.host, where.port), half_frame(registry.service), enter)
+    return Port(place, half_frame(registry.service), enter)
 
 
-def lent(name: str, pid: int, log: Path, descriptor: SegmentDescriptor, kind: type) -> Port:
+def lent(place: Place, pool: PoolOfProcesses) -> Port:
     """A port of a worker at which segments are reached."""
+    over_tcp, descriptor = place.speaks == DATA, pool.descriptor
 
     def enter():
-        transport = kind()
+        transport = TcpTransport(secret=pool.secret) if over_tcp else ShmTransport()
         opened = []
 
         def use():
             deadline = time.monotonic() + CALL_S
-            if kind is TcpTransport or not opened:
+            if over_tcp or not opened:
                 opened.append(transport.open(descriptor, deadline))
             else:
                 transport.view(opened[0], 0, 8).release()
 
         return use, transport.close
 
-    if kind is ShmTransport:
-        return Port(name, pid, log, descriptor.unix_address, b"", enter)
-    where = descriptor.tcp_host, descriptor.tcp_port
-    return Port(name, pid, log, where, half_frame("transfer"), enter)
+    return Port(place, half_frame("transfer") if over_tcp else b"", enter)
 
 
-def web(name: str, pid: int, log: Path, address: str) -> Port:
+def web(place: Place, _: PoolOfProcesses) -> Port:
     """An HTTP port."""
-    where = Address.parse(address)
 
     def enter():
-        connection = http.client.HTTPConnection(where.host, where.port, timeout=CALL_S)
+        connection = http.client.HTTPConnection(*place.where, timeout=CALL_S)
 
         def use():
             try:
@@ -188,7 +182,15 @@ def web(name: str, pid: int, log: Path, address: str) -> Port:
         return use, connection.close
 
     half = b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Half: " + b"x" * 100
-    return Port(name, pid, log, (where.host, where.port), half, enter)
+    return Port(place, half, enter)
+
+
+def port_of(place: Place, pool: PoolOfProcesses) -> Port | None:
+    """A place as a port under abuse; None for those where nobody but the master comes in."""
+    if place.speaks is wire.ADMIN:
+        return None
+    kinds = {HTTP: web, DATA: lent, HANDOVER: lent}
+    return kinds.get(place.speaks, framed)(place, pool)
 
 
 class Finding(NamedTuple):
@@ -345,89 +347,6 @@ def findings(port: Port, numbers: Numbers) -> Iterator[Finding]:
     yield abused(port, "sessions", count, lambda: sessions(port, numbers.idle, numbers.busy))
 
 
-class Pool:
-    """The processes, each with its log."""
-
-    def __init__(self, directory: Path) -> None:
-        self.address = ""
-        self._directory = directory
-        self._running: list[subprocess.Popen[str]] = []
-
-    def _start(self, name: str, *command: str) -> tuple[int, Path, dict]:
-        log = self._directory / f"{name}.log"
-        with log.open("w") as errors:
-            process = subprocess.Popen(
-                ["prlimit", f"--nofile={FILES}", sys.executable, *command],
-                stdout=subprocess.PIPE, stderr=errors, text=True, cwd=HERE,
-                env=os.environ | {"MOONCAKE_MASTER": self.address},
-            )  # fmt: skip
-        self._running.append(process)
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line, f"{name} did not start: {log.read_text()}"
-        return process.pid, log, json.loads(line)
-
-    def ports(self) -> Iterator[Port]:
-        """Start everything, and return its ports."""
-        state, memory = self._directory, self._directory / "memory"
-        memory.mkdir()
-        kept = ("--journal", "replicated", "--shards", "2")
-        pid, log, facts = self._start(
-            "master", "-m", "mooncake_store", "master", "--port", "0", "--state",
-            str(state / "one"), *kept, "--json",
-        )  # fmt: skip
-        self.address = address = facts["address"]
-        at, *_ = self._start(
-            "worker", "-m", "mooncake_store", "worker", "--master", address, "--name", "w",
-            "--segment", "64MiB", "--memory", str(memory), "--json",
-        )  # fmt: skip
-        map_ = wire.CLUSTER, wire.MAP, wire.MapRequest()
-        with BlockingConnection.connect(address, wire.CLUSTER) as connection:
-            found = wire.MAP.reply.unpack(
-                connection.call(
-                    wire.MAP, wire.MAP.request.pack(wire.MapRequest()), timeout_s=CALL_S
-                )
-            )
-            (segment,) = wire.SEGMENTS.reply.unpack(
-                connection.call(
-                    wire.SEGMENTS,
-                    wire.SEGMENTS.request.pack(wire.SegmentsRequest()),
-                    timeout_s=CALL_S,
-                )
-            ).segments
-        yield framed("cluster", pid, log, address, map_)
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
-        stats = SHARD, STATS, StatsRequest()
-        for shard, (place, child) in enumerate(zip(found.shards, children, strict=False)):
-            yield framed(f"shard {shard}", int(child), log, place, stats)
-        ping = wire.Ping(bytes(16), 1)
-        yield framed("liveness", pid, log, found.liveness, (wire.LIVENESS, wire.PING, ping))
-        descriptor = SegmentDescriptor.decode(segment.descriptor)
-        worker_log = self._directory / "worker.log"
-        yield lent("worker, tcp", at, worker_log, descriptor, TcpTransport)
-        yield lent("worker, shm", at, worker_log, descriptor, ShmTransport)
-        pid, log, facts = self._start(
-            "standby", "-m", "mooncake_store", "standby", "--of", address, "--port", "0",
-            "--state", str(state / "two"), "--journal", "replicated", "--json",
-        )  # fmt: skip
-        until_copied(facts["address"])
-        asked = wire.CLUSTER, STANDBY, StandbyRequest()
-        yield framed("standby", pid, log, facts["address"], asked)
-        for kind in ("control", "rest", "front"):
-            pid, log, port = self._start(kind, "-m", "tests.serving.front.http_program", kind)
-            yield web(kind, pid, log, f"127.0.0.1:{port}")
-
-    def close(self) -> list[str]:
-        """End everything; return which had ended before."""
-        gone = [str(each.args) for each in self._running if each.poll() is not None]
-        for each in reversed(self._running):
-            each.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                each.wait(CALL_S)
-            end(each)
-        return gone
-
-
 def main() -> int:
     """Try it all; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -436,32 +355,53 @@ def main() -> int:
     options = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    directory = Path(tempfile.mkdtemp(prefix="mooncake-abuse-"))
-    pool, broken = Pool(directory), 0
+    with PoolOfProcesses() as pool:
+        places = list(pool.places())
+        chosen = [each for each in places if each.name.startswith(options.only)]
+        broken = abuse(pool, chosen, Numbers.scaled(options.scale))
+        broken += insiders(pool, places, options.scale)
+    return 1 if broken else 0
+
+
+def insiders(pool: PoolOfProcesses, places: list[Place], scale: float) -> list[str]:
+    """Try what who got in may try, and print it; return what broke."""
+    who, broken = Insider(pool, places), []
+    print(f"{'by who got in':31}{'count':>7}{'others wait':>14}")
+    for row in ROWS:
+        count, longest, why = max(1, int(scale * row.count)), 0.0, ""
+        try:
+            longest = row.tried(who, count)
+            if longest > WITHIN_S:
+                why = "others wait too long"
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+        verdict = f"BROKEN: {why}" if why else "HELD"
+        broken += [f"{row.name}: {why}"] if why else []
+        print(f"{row.name:31}{count:7}{longest:12.3f} s  {verdict}", flush=True)
+    return broken
+
+
+def abuse(pool: PoolOfProcesses, places: Iterable[Place], numbers: Numbers) -> list[str]:
+    """Try it all at these places, and print it; return what broke."""
     print(
         f"{'port':14}{'abuse':17}{'count':>7}{'in after':>10}{'files':>7}{'threads':>9}{'lines':>7}"
     )
-    try:
-        for port in pool.ports():
-            if not port.name.startswith(options.only):
-                continue
-            for each in findings(port, Numbers.scaled(options.scale)):
-                verdict = f"BROKEN: {each.broken}" if each.broken else "HELD"
-                broken += bool(each.broken)
-                print(
-                    f"{each.port:14}{each.abuse:17}{each.count:7}{each.entered_s:8.3f} s"
-                    f"{each.descriptors:+7}{each.threads:+9}{each.lines:7}  {verdict}",
-                    flush=True,
-                )
-        with Client(f"mooncake://{pool.address}") as client:
-            client.put("after", b"value")
-            assert client.get("after") == b"value"
-    finally:
-        gone = pool.close()
-        shutil.rmtree(directory)
-    for each in gone:
-        print(f"BROKEN: {each} had ended")
-    return 1 if broken or gone else 0
+    broken = []
+    for place in places:
+        port = port_of(place, pool)
+        for each in findings(port, numbers) if port else ():
+            verdict = f"BROKEN: {each.broken}" if each.broken else "HELD"
+            broken += [f"{each.port}, {each.abuse}: {each.broken}"] if each.broken else []
+            print(
+                f"{each.port:14}{each.abuse:17}{each.count:7}{each.entered_s:8.3f} s"
+                f"{each.descriptors:+7}{each.threads:+9}{each.lines:7}  {verdict}",
+                flush=True,
+            )
+    with pool.client() as client:
+        client.put("after", b"value")
+        assert client.get("after") == b"value"
+    broken += [f"{name} had ended" for name in pool.ended()]
+    return broken
 
 
 if __name__ == "__main__":

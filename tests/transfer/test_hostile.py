@@ -144,6 +144,18 @@ def test_a_write_cut_short_leaves_the_rest(owner, setting):
     until(lambda: owner.digest(descriptor) == xxhash.xxh3_128_hexdigest(expected))
 
 
+def test_who_sends_nonsense_again_and_again_fills_no_log(caplog):
+    with TransferServer() as server, Segment.create(SIZE) as segment:
+        descriptor = server.publish(segment)
+        for _ in range(20):
+            link = greeted(descriptor)
+            link.send(HOSTILE["opcode"](descriptor))
+            with pytest.raises(PeerLostError):
+                link.receive(memoryview(bytearray(1 << 20)))
+            link.close()
+    assert len([each for each in caplog.records if "dropped" in each.message]) == 1
+
+
 def test_a_full_owner_says_so():
     owner = OwnerProcess(connections_max=2)
     try:

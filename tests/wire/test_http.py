@@ -114,6 +114,15 @@ def test_a_connection_carries_many_requests(server):
                 told += part
 
 
+def test_an_answer_to_head_has_no_body_that_another_answer_begins_with(server):
+    wish = b" /names HTTP/1.1\r\n"
+    told = send(server, b"HEAD" + wish + b"\r\n" + b"GET" + wish + b"Connection: close\r\n\r\n")
+    first, second, body = told.split(b"\r\n\r\n")
+    assert b"Content-Length: 7" in first
+    assert second.startswith(b"HTTP/1.1 200 ")
+    assert body == b"nothing"
+
+
 def told(sock, end):
     """Whether an answer comes that ends so."""
     data = b""

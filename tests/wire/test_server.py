@@ -11,6 +11,7 @@ import tracemalloc
 
 import pytest
 
+from tests import waiting
 from tests.wire.helpers import TIMEOUT_S, connect_raw, on_loop, serving, until
 from transfer_engine.errors import (
     ConfigError,
@@ -64,6 +65,32 @@ def test_pipelined_requests_are_answered_in_order():
         frames = FrameDecoder(REGISTRY.reply_limits, replies=True).feed(replies)
         assert [f.request_id for f in frames] == list(range(1, count + 1))
         assert all(f.body == SMALL for f in frames)
+
+
+def test_who_asks_for_much_at_once_is_not_answered_all_of_it_before_others():
+    order, sent = [], threading.Event()
+
+    def watched(connection, frame):
+        order.append(frame.request_id)
+        if frame.request_id == 1:
+            sent.wait(TIMEOUT_S)
+        return SMALL
+
+    with (
+        serving(watched) as server,
+        connect_raw(server.address) as greedy,
+        connect_raw(server.address) as modest,
+    ):
+        greedy.sendall(encode_frame(16, SMALL, request_id=1))
+        waiting.until(lambda: order)  # it answers nobody until all have asked
+        many = [encode_frame(16, SMALL, request_id=number) for number in range(3, 1003)]
+        greedy.sendall(b"".join(many))
+        modest.sendall(encode_frame(16, SMALL, request_id=2))
+        sent.set()
+        receive_exactly(modest, frame_bytes(len(SMALL)))
+        receive_exactly(greedy, (1 + len(many)) * frame_bytes(len(SMALL)))
+    assert order.index(2) < 500
+    assert [each for each in order if each > 2] == list(range(3, 1003))
 
 
 def test_a_peer_that_does_not_read_holds_bounded_memory_and_gets_all_in_the_end():

@@ -185,6 +185,7 @@ class HttpServer(ABC):
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, caller: _Caller
     ) -> bool:
         """Answer one request; whether another may follow."""
+        bare = False  # an answer to HEAD tells of a body, but has none
         async with asyncio.timeout(self._patience_s):
             try:
                 request = await self._receive(reader, caller)
@@ -197,11 +198,12 @@ class HttpServer(ABC):
                     reply, is_last = HttpReply(503, b"all connections are in use", TEXT), True
                 else:
                     reply, is_last = await self._answered(request), request.is_last
+                    bare = request.method == "HEAD"
             writer.write(_head(reply, is_last))
-            if isinstance(reply.body, bytes):
+            if isinstance(reply.body, bytes) and not bare:
                 writer.write(reply.body)
             await writer.drain()
-        if not isinstance(reply.body, bytes):
+        if not (isinstance(reply.body, bytes) or bare):
             await self._send_pieces(reply.body, writer)
         return not is_last
 

@@ -141,7 +141,7 @@ class TcpServer:
                 self._answer(link)
         except StoreError as error:
             if not self._closing and isinstance(error, RemoteProtocolError):
-                _log.warning("dropped %s: %s", link.peer, error)
+                self._entrance.tell("dropped", f"dropped {link.peer}: {error}")
             else:
                 _log.debug("data connection of %s ended: %s", link.peer, error)
         except Exception:
