@@ -23,6 +23,7 @@
     ├── AuthError (PermissionError)
     ├── ConfigError (ValueError)
     ├── UnavailableError (ConnectionError)
+    ├── OverloadedError
     └── InvalidArgumentError (ValueError)
 
 Every error carries a stable number (`code`, the one the drop-in API returns), says whether a
@@ -52,6 +53,7 @@ __all__ = [
     "NoSpaceError",
     "NotFoundError",
     "ObjectTooLargeError",
+    "OverloadedError",
     "PeerLostError",
     "ProtocolError",
     "RemoteProtocolError",
@@ -295,6 +297,19 @@ class UnavailableError(StoreError, ConnectionError):
     code = -1010
     retryable = True
     default_advice = "check the address and that the service runs"
+
+
+class OverloadedError(StoreError):
+    """The service has as much to do as it takes on, so nothing was done of this request.
+
+    It says after how long another try is worth it: `retry_after_s`. Clients wait so long by
+    themselves, about, while their deadline allows it.
+    """
+
+    code = -1012
+    retryable = True
+    default_advice = "ask again later, or ask for less at a time"
+    retry_after_s: float = 0.0
 
 
 class InvalidArgumentError(StoreError, ValueError):

@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake_store.client.directory import COPIED
-from mooncake_store.client.patience import unreachable
+from mooncake_store.client.patience import overloaded_s, unreachable
 from mooncake_store.client.setup import Setup, answer_lost, failed, resharded
 from mooncake_store.client.steps import CLUSTER, Call, Calls, Move, Moves, Opens, Steps, clock
 from mooncake_store.coordination.exchange import Exchange, exchange_async
@@ -255,6 +255,8 @@ class AsyncDriver:
                     limit = time.monotonic() + self.setup.config.connect_timeout_s
                     with contextlib.suppress(StoreError):
                         await self._refresh_map(min(until, limit))
+                elif (pause_s := overloaded_s(error, until)) is not None:
+                    await asyncio.sleep(pause_s)
                 elif not (unreachable(error) or self.setup.deposed(call, error)):
                     return failed(operation, error)
                 else:

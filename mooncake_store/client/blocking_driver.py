@@ -20,7 +20,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake_store.client.directory import COPIED
-from mooncake_store.client.patience import unreachable
+from mooncake_store.client.patience import overloaded_s, unreachable
 from mooncake_store.client.setup import CONNECTIONS_MAX, Setup, answer_lost, failed, resharded
 from mooncake_store.client.steps import (
     CLUSTER,
@@ -35,6 +35,7 @@ from mooncake_store.client.steps import (
 )
 from mooncake_store.coordination.exchange import Exchange, exchange
 from mooncake_store.errors import (
+    OverloadedError,
     PeerLostError,
     StoreError,
     TransferTimeoutError,
@@ -221,7 +222,7 @@ class BlockingDriver:
             answer = outcome[at]
             if type(answer) is ReshardedError:
                 continue
-            if unreachable(answer):
+            if unreachable(answer) or isinstance(answer, OverloadedError):
                 outcome[at] = self._one(calls[at], step.until, shards)
             elif answer_lost(operation, answer) or (
                 self._several and self._silent(operation, answer, step.until)
@@ -299,6 +300,9 @@ class BlockingDriver:
                     repeated, body = True, once_more(operation, body)
                 elif self._silent(operation, error, until):
                     silences, body = silences + 1, once_more(operation, body)
+                elif (pause_s := overloaded_s(error, until)) is not None:
+                    if self._ending.wait(pause_s):
+                        return failed(operation, error)
                 elif not (unreachable(error) or self.setup.deposed(call, error)):
                     return failed(operation, error)
                 else:

@@ -93,7 +93,8 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
 
 _ADVICE: dict[int, str] = {
     Status.PINS_FULL: "unpin or remove hard-pinned objects, put without hard_pin, or raise "
-    "hard_pin_share of the master; waiting helps only while workers are absent",
+    "hard_pin_share of the master, of which one client has three quarters at most; waiting helps "
+    "only while workers are absent",
     Status.TOO_FEW_SEGMENTS: "put it with a smaller replicas_min, or start another worker; waiting "
     "does not help",
     Status.ABSENT: "recompute it and put it again, or wait: it is kept for a while (worker_grace "

@@ -16,9 +16,14 @@ import math
 import random
 import time
 
-from mooncake_store.errors import PeerLostError, RemoteProtocolError, UnavailableError
+from mooncake_store.errors import (
+    OverloadedError,
+    PeerLostError,
+    RemoteProtocolError,
+    UnavailableError,
+)
 
-__all__ = ["Patience", "unreachable"]
+__all__ = ["Patience", "overloaded_s", "unreachable"]
 
 RETURN_S = 2.0
 TAKEOVER_S = 20.0
@@ -33,6 +38,18 @@ def unreachable(outcome: object) -> bool:
     if not isinstance(outcome, UnavailableError | PeerLostError | RemoteProtocolError):
         return False
     return outcome.operation in ("connect", "open")
+
+
+def overloaded_s(error: object, until: float) -> float | None:
+    """For how long to wait before a service that has too much to do is asked again.
+
+    None if that is not what it failed with, or there is not so much time. A bit longer than it
+    said, by chance, so that not all who were refused come at once.
+    """
+    if not isinstance(error, OverloadedError):
+        return None
+    pause_s = error.retry_after_s * random.uniform(1.0, 2.0)
+    return pause_s if time.monotonic() + pause_s < until else None
 
 
 class Patience:

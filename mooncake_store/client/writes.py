@@ -470,7 +470,8 @@ def _what_holds_space(figures: ShardFigures) -> str:
     ]
     if figures.leased_bytes:
         most, host = format_size(figures.leased_most), figures.leased_host or "an unnamed host"
-        of_one = f", {most} of it to one client on {host}" if figures.leased_most else ""
+        yet = f", for another {figures.leased_most_s:.0f} s" if figures.leased_most_s else ""
+        of_one = f", {most} of it to one client on {host}{yet}" if figures.leased_most else ""
         said.append(f"{format_size(figures.leased_bytes)} are leased to readers{of_one}")
     if figures.hard_pinned_bytes:
         said.append(f"{format_size(figures.hard_pinned_bytes)} are pinned hard")

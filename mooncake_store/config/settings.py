@@ -163,8 +163,19 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
     ] = 24 * HOUR_NS
     hard_pin_share: Annotated[
         Share,
-        Meta(description="Share of the pool that hard-pinned objects may fill."),
+        Meta(
+            description="Share of the pool that hard-pinned objects may fill; those of one client "
+            "three quarters of that."
+        ),
     ] = 0.5
+    writers_share: Annotated[
+        Share,
+        Meta(
+            description="Share of the pool that hard pins, and leases longer than "
+            "default_lease_ttl, leave to those who put. What is asked for beyond gets a lease of "
+            "default_lease_ttl."
+        ),
+    ] = 0.125
     high_watermark: Annotated[
         float,
         Meta(gt=0, le=1, description="Used share of a segment above which objects are evicted."),

@@ -30,6 +30,10 @@ EVENTS_KEPT, EVENTS_NEXT, PINS_USED = 20, 21, 22
 BELOW_USED = 88
 # Whether any segment holds something else, perhaps, than is known.
 UNSURE_USED = 91
+# Above what length a lease is a long one, of which there is a share; flags of rows that take none
+# of it; the first row that the sweep which runs has not seen. Of long leases: the most that all
+# clients may have, and one; what they have at most, and what of it that sweep does not count.
+BRIEF_NS, UNSHARED, SWEPT, LONG_MOST, LONG_MOST_OF_ONE, LONG, LONG_BEHIND = range(92, 99)
 # Entries in the columns of that name.
 NOTED, FREED, MARKED = 23, 54, 19
 # Whether changes are written down, the position behind what was (see `kernels/cells.py`), and
@@ -42,6 +46,10 @@ TIERS, UNSURE = 86, 89
 NAME_WORDS, NAME_HEADS = 46, 48
 # Holders of leases that several have, see `kernels/leases.py`.
 SHARED = 56
+# Bytes under long leases by client, see there as well.
+LONG_OF = 99
+# Which client pinned a row hard, and how many bytes each has pinned so.
+PINNER, PINNED_OF = 101, 103
 # What kernels leave for Python to hand on in larger batches: notes to the eviction policies of rows
 # that were read, came or went, and extents freed.
 NOTES, FREED_EXTENTS = 50, 52
@@ -50,10 +58,10 @@ NOTES, FREED_EXTENTS = 50, 52
 MARKS, CELLS, RING_HEADER, ROW_WORDS, COLD_WORDS = 58, 60, 62, 80, 82
 # Scratch of a kernel call: rows found, whether a row is new, statuses.
 FOUND, FRESH, STATUS = 8, 10, 12
-WORDS = 92
+WORDS = 105
 
 INT64, INT32, INT16 = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.int16)
-BYTE = np.dtype(np.uint8)
+BYTE, UINT16 = np.dtype(np.uint8), np.dtype(np.uint16)
 """Types of the columns that are not records, for `column`."""
 
 

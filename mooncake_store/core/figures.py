@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mooncake_store.core import codes as c
+from mooncake_store.core.options import SECOND
 from mooncake_store.core.placing import pinnable_bytes
 from mooncake_store.core.records import Tier
 
@@ -33,6 +34,8 @@ class ShardStats:
     leased_most: int
     """Bytes of them that one client has for itself; the one that has most, on `leased_host`."""
     leased_host: str
+    leased_most_s: float
+    """For how long yet the last lease of that client runs."""
     soft_pinned: int
     hard_pinned_bytes: int
     evicted_objects: int
@@ -93,6 +96,7 @@ def totals(state: ShardState, tasks_unfinished: int, tenant: int) -> ShardStats:
         leased_bytes=state.leased.nbytes,
         leased_most=state.leased.most,
         leased_host=state.leased.host,
+        leased_most_s=max(0, state.leased.until - state.now) / SECOND,
         soft_pinned=int(tally[c.SOFT_PINNED]),
         hard_pinned_bytes=hard,
         evicted_objects=state.totals.evicted_objects,

@@ -170,6 +170,8 @@ def _check_totals(state: ShardState, live: NDArray[np.int64]) -> None:
         assert state.tally[place] == value, (
             f"total {place} says {state.tally[place]}, it is {value}"
         )
+    pinned = np.bincount(state.pinner[live][hard], nbytes[hard], len(state.pinned_of))
+    assert (state.pinned_of == pinned).all(), "bytes that clients have pinned"
     for tenant in state.tenant_by_number:
         mine = state.cold["tenant"][live] == tenant
         assert state.tenant_use[tenant, 0] == nbytes[mine].sum(), f"tenant {tenant}: bytes"

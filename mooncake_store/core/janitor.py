@@ -17,14 +17,13 @@ import numpy as np
 from mooncake_store.core import context as places
 from mooncake_store.core import pressure, puts
 from mooncake_store.core.hauls import LATER
-from mooncake_store.core.kernels import leases
+from mooncake_store.core.held import HeldBytes
 from mooncake_store.core.kernels import scan as k
 from mooncake_store.core.reads import replicas_of
 from mooncake_store.core.records import Flag, SegmentState, State, Status
 from mooncake_store.core.removal import unpin
 from mooncake_store.core.repair import Repair
 from mooncake_store.core.segment import NEVER, Segment
-from mooncake_store.core.state import CLIENTS_MAX, Leased
 from mooncake_store.core.tasks import TaskKind, Tasks, TaskState, choose_target, drop_replica
 from mooncake_store.core.wheel import due_at
 
@@ -89,7 +88,7 @@ class Janitor:
         self._sweeping: set[int] = set()  # segments gone before the running sweep began
         self._closed_before: set[int] = set()
         self._writers = False  # a client was closed since the running sweep began
-        self._leased = np.zeros(CLIENTS_MAX, np.int64)  # bytes, by client
+        self.held = HeldBytes(state)
         self._jobs: dict[int, DrainJob] = {}
         self._running: dict[int, DrainJob] = {}  # segment -> its job
         self._last_job = 0
@@ -98,6 +97,7 @@ class Janitor:
         """Do a share of everything that is due."""
         state = self._state
         state.space.release_quarantine(state.now)
+        self.held.share_out()
         state.space.expire_memories(state.now)
         self._end_soft_pins()
         self._tasks.expire()
@@ -157,7 +157,7 @@ class Janitor:
             left = self._attend(found, late)
             if left is not None:
                 self._cursor = left
-        self._add_up_leases(start)
+        self.held.add_up(start, self._cursor)
         if self._cursor == 0:
             if self._writers:
                 state.closed[list(self._closed_before)] = 0  # no row names them any more
@@ -167,21 +167,6 @@ class Janitor:
                 if segment is not None and segment.state == SegmentState.GONE:
                     state.space.forget(segment)
             self._sweeping = set()
-
-    def _add_up_leases(self, start: int) -> None:
-        """Count what is leased among the rows just seen, and tell of all at the end of a sweep."""
-        state = self._state
-        count = state.handles_used + 1  # of the numbers that clients have had
-        leased = self._leased[:count]
-        if start == 0:
-            leased[:] = 0
-        span = np.array([start, self._cursor or state.table.rows_high, state.now], np.int64)
-        leases.survey(state.rows, state.shared, state.closed, span, self._leased)
-        if self._cursor == 0:
-            first = 1 + int(leased[1:].argmax()) if count > 1 else 0
-            known = state.client_by_handle.get(first)
-            most = 0 if known is None else int(leased[first])
-            state.leased = Leased(int(leased.sum()), most, "" if known is None else known.host)
 
     def _attend(self, rows: NDArray[np.int32], late: int) -> int | None:
         """Reclaim late puts and drop dead replicas of the rows a sweep found.

@@ -96,6 +96,8 @@ class ShardConfig:
 
     objects_max: int = 64_000_000
     segments_max: int = 4096
+    lease_ttl_ns: int = 10 * SECOND
+    """Leases of up to this are granted always; a put that waits need not wait for longer ones."""
     lease_ttl_max_ns: int = 300 * SECOND
     put_discard_ns: int = 30 * SECOND
     put_release_ns: int = 600 * SECOND
@@ -103,6 +105,8 @@ class ShardConfig:
     soft_pin_ttl_max_ns: int = 86_400 * SECOND
     hard_pin_share: float = 0.5
     """Largest share of the mounted bytes that hard-pinned objects may occupy."""
+    writers_share: float = 0.125
+    """Share of the mounted bytes that neither hard pins nor longer leases can take."""
     high_watermark: float = 0.90
     eviction_ratio: float = 0.05
     evict_soft_pinned: bool = True

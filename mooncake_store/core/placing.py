@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from mooncake_store.core.spreading import Extents
     from mooncake_store.core.state import ShardState
 
-__all__ = ["pinnable_bytes", "place"]
+__all__ = ["pinnable_bytes", "pinnable_now", "place"]
+
+PINS_OF_ONE = 0.75
+"""Largest share that one client may have of what may be pinned hard."""
 
 
 def place(
@@ -50,7 +53,8 @@ def place(
         refusal = np.where(too_large, Status.TOO_LARGE, Status.TOO_FEW_SEGMENTS)
         result[large] = np.where(never, refusal, Status.NO_SPACE)
     if options.hard_pin or state.tenant_by_number[tenant].quota_bytes is not None:
-        _hold_limits(state, tenant, sizes, options, result, leaving)
+        who = int(state.cold["owner"][rows[0]]), tenant
+        _hold_limits(state, who, sizes, options, result, leaving)
     todo = np.flatnonzero(result == c.OK)
     for attempt in range(pressure.ATTEMPTS_MAX):
         state.space.return_freed()
@@ -78,15 +82,11 @@ def _attach(
     for replica in range(got.segments.shape[1]):
         some = enough & (got.counts > replica)
         k.attach(
-            state.rows,
-            state.cold,
-            state.overflow,
+            state.words,
             rows[some],
             np.ascontiguousarray(got.segments[some, replica]),
             np.ascontiguousarray(got.offsets[some, replica]),
             tenant,
-            state.tally,
-            state.tenant_use,
         )
         rest = ~enough & (got.counts > replica)
         state.space.free(got.segments[rest, replica].astype(np.int64), got.offsets[rest, replica])
@@ -114,17 +114,19 @@ def _make_room(
 
 def _hold_limits(
     state: ShardState,
-    tenant: int,
+    who: tuple[int, int],
     sizes: NDArray[np.int64],
     options: StartOptions,
     result: NDArray[np.int16],
     leaving: NDArray[np.int64],
 ) -> None:
-    """Refuse, in order, what a tenant's quota or the share of hard pins does not allow.
+    """Refuse, in order, what a tenant's quota or the shares of hard pins do not allow.
 
-    What leaves with an object makes room for that one, and for no other: it may stay.
+    `who`: the client and the tenant of all. What leaves with an object makes room for that one, and
+    for no other: it may stay.
     """
     sums = [size * options.replicas for size in sizes.tolist()]  # no fixed width to overflow
+    client, tenant = who
     quota = state.tenant_by_number[tenant].quota_bytes
     if quota is not None:
         for at, need in enumerate(sums):
@@ -137,9 +139,8 @@ def _hold_limits(
             pressure.evict_tenant(state, tenant, over)
         _refuse_over(needs, quota - _used(state, tenant), result, Status.TENANT_QUOTA)
     if options.hard_pin:
-        room = pinnable_bytes(state)
         needs = _beyond(sums, leaving[1])
-        _refuse_over(needs, room - int(state.tally[c.HARD_BYTES]), result, Status.PINS_FULL)
+        _refuse_over(needs, pinnable_now(state, client), result, Status.PINS_FULL)
 
 
 def _beyond(sums: list[int], leaving: NDArray[np.int64]) -> list[int]:
@@ -156,6 +157,15 @@ def pinnable_bytes(state: ShardState) -> int:
     """Return the most bytes that may be pinned hard, where objects are put."""
     total = state.space.total_bytes(state.space.first_tier)
     return int(state.config.hard_pin_share * total)
+
+
+def pinnable_now(state: ShardState, client: int) -> int:
+    """Return the most bytes that a client may pin hard beside what is pinned; 0 is nobody."""
+    most = pinnable_bytes(state)
+    room = most - int(state.tally[c.HARD_BYTES])
+    if client:
+        room = min(room, int(PINS_OF_ONE * most) - int(state.pinned_of[client]))
+    return room
 
 
 def _refuse_over(needs: list[int], room: int, result: NDArray[np.int16], status: Status) -> None:

@@ -6,7 +6,8 @@ at once waits for no copy: where all is on its way, that gives way.
 
 Two passes. The first takes objects without pins, coldest first, until the target is met. Only if
 it freed less than the floor does the second take soft-pinned ones, until the floor is met. A group
-leaves whole or not at all. What still has a reader is never a candidate.
+leaves whole or not at all. What still has a reader is never a candidate, but for puts that
+wait: what leaves for those rests until its leases have ended.
 """
 
 from __future__ import annotations
@@ -30,13 +31,23 @@ from mooncake_store.core.kernels import tiers
 from mooncake_store.core.options import Offload
 from mooncake_store.core.records import Flag, Tier
 from mooncake_store.core.space import UNREADABLE
+from mooncake_store.core.spreading import nth_largest
 
 if TYPE_CHECKING:
     from eviction.base import EvictionPolicy, Pick
+    from mooncake_store.core.options import StartOptions
     from mooncake_store.core.segment import Segment
     from mooncake_store.core.state import ShardState
 
-__all__ = ["ATTEMPTS_MAX", "EvictReport", "evict", "evict_tenant", "make_room", "relieve"]
+__all__ = [
+    "ATTEMPTS_MAX",
+    "EvictReport",
+    "evict",
+    "evict_tenant",
+    "make_room",
+    "make_way",
+    "relieve",
+]
 
 ATTEMPTS_MAX = 8
 VICTIMS_MAX = 16_384
@@ -260,6 +271,41 @@ def _free_room(
     return released > 0 or freed > 0
 
 
+def make_way(state: ShardState, sizes: NDArray[np.int64], options: StartOptions, until: int) -> int:
+    """Have objects under leases leave for puts that wait: their space comes when these end.
+
+    Only where that is by `until`, and under no long lease. Coldest first, as ever; readers go on
+    to read until their leases end, and find nothing afterwards. Returns when the room is there at
+    the latest: nothing is gained by asking again before.
+    """
+    until = min(until, state.now + state.config.lease_ttl_ns)
+    order, copies = state.space.order(state.now, options), options.replicas_min
+    sizes = sizes[sizes <= nth_largest(order, copies)] if len(order) >= copies else sizes[:0]
+    if len(sizes) and until > state.now:
+        state.foresight_ns = until - state.now
+        try:
+            _make_way(state, order, sizes, copies)
+        finally:
+            state.foresight_ns = 0
+    return until
+
+
+def _make_way(
+    state: ShardState, order: list[Segment], sizes: NDArray[np.int64], copies: int
+) -> None:
+    tier, largest, needed = order[0].tier, int(sizes.max()), sum(sizes.tolist())
+    large = largest >= min(segment.nbytes for segment in order) // PIECES_MAX
+    if large and state.table.rows_high <= windows.ROWS_MAX:
+        found, choice = _windows(state, order, tier, largest, copies)
+        if choice is not None:
+            _clear(state, tier, found, choice, largest)
+        needed -= largest
+    lacking = _lacking(order, needed, copies) if copies > 1 else [(order, needed)]
+    for segments, nbytes in lacking:
+        if nbytes > 0:
+            _free(state, tier, segments, nbytes, 0)
+
+
 def _lacking(order: list[Segment], nbytes: int, copies: int) -> list[tuple[list[Segment], int]]:
     """Where room lacks for copies of so many bytes, and how much; nothing if it is in pieces.
 
@@ -462,11 +508,11 @@ def _in_groups_of(
 
 def _plainly(state: ShardState, tier: Tier | None) -> Pick:
     """Return a choice in one kernel call: of objects anywhere, none of them in a group."""
-    number = _number(state, tier)
+    number, until = _number(state, tier), state.now + state.foresight_ns
 
     def pick(ids: NDArray[np.int64], wanted: int, room: int) -> tuple[NDArray[np.int32], int]:
         out = np.empty(len(ids), np.int32)
-        count, total = k.choose(state.words, ids, state.now, number, wanted, room, out)
+        count, total = k.choose(state.words, ids, until, number, wanted, room, out)
         return out[:count], total
 
     return pick
@@ -491,6 +537,7 @@ class _Choice:
     ) -> None:
         self._state = state
         self._number = _number(state, tier)
+        self._until = state.now + state.foresight_ns
         self._soft = policy is state.soft_policy
         self._where = where
         self._groups: dict[int, bool] = {}
@@ -500,7 +547,7 @@ class _Choice:
         """Filter candidates of the policy."""
         state = self._state
         out = np.empty(len(ids), np.bool_)
-        k.eligible(state.words, ids, state.now, self._number, out)
+        k.eligible(state.words, ids, self._until, self._number, out)
         if self._where is not None:
             out &= self._where(ids)
         if len(state.groups):
@@ -514,7 +561,7 @@ class _Choice:
             state = self._state
             members = np.array(list(state.groups.members(number)), np.int64)
             out = np.empty(len(members), np.bool_)
-            k.eligible(state.words, members, state.now, k.ALL_TIERS, out)
+            k.eligible(state.words, members, self._until, k.ALL_TIERS, out)
             pinned = (state.rows["flags"][members] & Flag.SOFT_PIN) != 0
             self._groups[number] = bool(out.all()) and (self._soft or not pinned.any())
         return self._groups[number]

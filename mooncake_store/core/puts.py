@@ -327,6 +327,7 @@ def _mark(
     """Write what the options say into the columns of new rows."""
     if options.hard_pin:
         state.set_flag(rows, Flag.HARD_PIN)
+        state.pinner[rows] = state.cold["owner"][rows]
     if options.soft_pin != SoftPin.PRESERVE:
         state.words[places.PINS_USED] = 1
     if options.soft_pin == SoftPin.DISABLE:
@@ -409,7 +410,8 @@ def _swap_in(state: ShardState, old: int) -> None:
     before, after = int(rows["flags"][old]), int(rows["flags"][new])
     if before & c.HARD_PIN and not after & c.HARD_PIN:
         state.set_flag(new, Flag.HARD_PIN)
-        state.tally[c.HARD_BYTES] += int(rows["size"][new]) * int(rows["replicas"][new])
+        state.pinner[new] = state.pinner[old]
+        state.count_pinned(new, int(rows["size"][new]) * int(rows["replicas"][new]))
     asked = int(state.pin_ends[new])
     if after & c.SOFT_PIN:
         state.pin_ends[new] = asked + state.now

@@ -122,6 +122,7 @@ def renew(
     asked = np.array([client, state.now, ttl_ns], np.int64)
     state.journal.lease(state.now + ttl_ns)
     leases.renew(
+        state.words,
         state.rows,
         state.overflow,
         state.space.alive,

@@ -14,7 +14,7 @@ from mooncake_store.core.kernels import removal as k
 from mooncake_store.core.kernels.reads import readable
 from mooncake_store.core.options import SoftPin
 from mooncake_store.core.patterns import compile_pattern
-from mooncake_store.core.placing import pinnable_bytes
+from mooncake_store.core.placing import pinnable_now
 from mooncake_store.core.reads import replicas_of
 from mooncake_store.core.records import KEYS_MAX, REPLICAS_REMOVED_MAX, Flag, State, Status
 from mooncake_store.core.state import ShardState, as_words
@@ -209,10 +209,11 @@ def unpin(state: ShardState, rows: NDArray[np.int32]) -> None:
     state.enter_order(plain)
 
 
-def set_hard_pin(state: ShardState, digests: NDArray[np.uint64], pinned: bool) -> NDArray[np.int16]:
-    """Set or clear the hard pin of readable objects, within the allowed share of the pool."""
+def set_hard_pin(
+    state: ShardState, digests: NDArray[np.uint64], pinned: bool, client: int = 0
+) -> NDArray[np.int16]:
+    """Set or clear the hard pin of readable objects, within the shares of all and of a client."""
     found, status = find_readable(state, digests)
-    room = pinnable_bytes(state)
     state.hand_on_notes()
     for at in np.flatnonzero(status == Status.OK):
         row = int(found[at])
@@ -221,12 +222,14 @@ def set_hard_pin(state: ShardState, digests: NDArray[np.uint64], pinned: bool) -
         if bool(flags & Flag.HARD_PIN) == pinned:
             continue
         nbytes = int(state.rows["size"][row]) * int(state.rows["replicas"][row])
-        if pinned and int(state.tally[c.HARD_BYTES]) + nbytes > room:
+        if pinned and nbytes > pinnable_now(state, client):
             status[at] = Status.PINS_FULL
             continue
         state.journal.mark(row)
         state.rows["flags"][row] = flags ^ Flag.HARD_PIN
-        state.tally[c.HARD_BYTES] += nbytes if pinned else -nbytes
+        if pinned:
+            state.pinner[row] = client
+        state.count_pinned(row, nbytes if pinned else -nbytes)
         if pinned:
             state.leave_order(one)
             state.soft_policy.remove(one)

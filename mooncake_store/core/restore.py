@@ -177,6 +177,18 @@ def _vacate(shard: Shard, rows: NDArray[np.int64]) -> None:
     k.vacate_rows(shard.words, as_column(rows[rows < len(shard.rows)], INT64))
 
 
+def _overlap(
+    ranges: NDArray[np.int64], offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Which (offset, size) overlap any of these extents, which do not overlap each other."""
+    order = np.argsort(offsets)
+    starts, ends = offsets[order], (offsets + sizes)[order]
+    first = np.searchsorted(ends, ranges[:, 0], side="right")
+    starts = np.append(starts, np.iinfo(np.int64).max)
+    found: NDArray[np.bool_] = starts[first] < ranges[:, 0] + ranges[:, 1]
+    return found
+
+
 class _Reader:
     """Takes rows and facts from the stream; later ones replace earlier ones."""
 
@@ -392,6 +404,9 @@ class _Rebuild:
         for known in shard.space.all():
             mine = slice(ends[known.index], ends[known.index + 1])
             waiting = held[:, 0] == known.index
+            # What lies where something waited came later: that this is over was not read.
+            over = _overlap(held[waiting, 1:3], offset[mine], size[mine])
+            kept[waiting], waiting[waiting] = ~over, ~over
             where = np.concatenate([offset[mine], held[waiting, 1]])
             sizes = np.concatenate([size[mine], held[waiting, 2]])
             taken = known.allocator.reserve(where, sizes)

@@ -91,6 +91,7 @@ class Shard(ShardState):
     set_hard_pin = operation(removal.set_hard_pin)
     hint = operation(hints.hint)
     evict = operation(pressure.evict)
+    make_way = operation(pressure.make_way)
 
     # Tenants and clients.
 
@@ -196,6 +197,7 @@ class Shard(ShardState):
         segment = self.space.mount(self.now, uuid, name, nbytes, host, client, number, tier)
         if segment is None:
             return Status.NO_SPACE, -1
+        self.janitor.held.share_out()
         return Status.OK, segment.index
 
     def _know_tier(self, segment: Segment, tier: Tier) -> None:

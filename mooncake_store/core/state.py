@@ -114,6 +114,8 @@ class Leased:
     nbytes: int = 0
     most: int = 0
     host: str = ""
+    until: int = 0
+    """When the last lease of that client ends."""
 
 
 class Waiting:
@@ -184,6 +186,7 @@ class ShardState:
         bind(places.ROW_WORDS, self.rows.view(np.int64))
         self.table = Table(self.rows, self.context)
         self.shared = bind(places.SHARED, reserve(leases.SETS * leases.SET_WORDS, np.int64))
+        self._bind_shares()
         self.overflow = bind(places.OVERFLOW_ROWS, reserve(2 * rows_max + 1, OVERFLOW))
         self.cold = bind(places.COLD_ROWS, reserve(rows_max, COLD))
         bind(places.COLD_WORDS, self.cold.view(np.int64))
@@ -231,6 +234,16 @@ class ShardState:
         self.handle = 0  # of the client opened last
         self.handles_used = 0  # the greatest there was
         self.replicas_most = 1  # replicas of one object, at most, ever
+
+    def _bind_shares(self) -> None:
+        """Make the columns of what clients hold: bytes under long leases and hard pins."""
+        bind = self.context.bind
+        self.long_of = bind(places.LONG_OF, reserve(3 * CLIENTS_MAX, np.int64)).reshape(-1, 3)
+        self.pinner = bind(places.PINNER, reserve(self.config.objects_max, np.uint16))
+        self.pinned_of = bind(places.PINNED_OF, reserve(CLIENTS_MAX, np.int64))
+        self.words[places.BRIEF_NS] = self.config.lease_ttl_ns
+        self.foresight_ns = 0
+        """Leases that end within this time do not keep an object from being chosen to leave."""
 
     def enter_client(self, client: Client) -> None:
         """Know a client from now on."""
@@ -297,6 +310,11 @@ class ShardState:
     def clear_flag(self, rows: NDArray[np.int32] | int, flag: Flag) -> None:
         """Clear a flag of rows."""
         self.rows["flags"][rows] &= np.uint8(~flag & 0xFF)
+
+    def count_pinned(self, row: int, nbytes: int) -> None:
+        """Note that a row pins more bytes hard, or fewer, for the client that did it."""
+        self.tally[c.HARD_BYTES] += nbytes
+        self.pinned_of[self.pinner[row]] += nbytes
 
     def dispose(
         self,

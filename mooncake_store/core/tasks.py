@@ -309,15 +309,11 @@ class Tasks:
         state = self._state
         for where, offset in placed:
             k.attach(
-                state.rows,
-                state.cold,
-                state.overflow,
+                state.words,
                 np.array([row], np.int32),
                 np.array([where], np.int16),
                 np.array([offset], np.int64),
                 int(state.cold["tenant"][row]),
-                state.tally,
-                state.tenant_use,
             )
             self._set_life(row, where, State.WRITING)
         state.journal.mark(row)

@@ -44,6 +44,7 @@ class _Declaration(NamedTuple):
     routed: tuple[str, ...]
     changes: bool
     waits: bool
+    dear: bool
     idle: Answer | None
 
 
@@ -54,18 +55,20 @@ def answers(
     routed: tuple[str, ...] = (),
     changes: bool = False,
     waits: bool = False,
+    dear: bool = False,
     idle: Answer | None = None,
 ) -> Callable[[Handler], Handler]:
     """Declare a method as the handler of an operation.
 
     `keys` is the column of the request whose rows are counted, `routed` those whose keys must be of
     this shard. `changes`: not for a credential that may only read. A handler that `waits` is told
-    the milliseconds that its caller waits at most, 0 for any time. `idle` is answered, instead of
+    the milliseconds that its caller waits at most, 0 for any time. What is `dear`, because it looks
+    at all objects and not at some keys, takes turns (`turns.py`). `idle` is answered, instead of
     an error, while nothing may be changed: by what hands out work.
     """
 
     def declare(handler: Handler) -> Handler:
-        declaration = _Declaration(operation, keys, routed, changes, waits, idle)
+        declaration = _Declaration(operation, keys, routed, changes, waits, dear, idle)
         handler.declaration = declaration  # type: ignore[attr-defined]
         return handler
 
@@ -98,11 +101,21 @@ class AnswerTable:
         return None if answering is None else answering(peer, frame)
 
     def _all(
-        self, entry: _Entry, peer: Peer, frame: Frame, *, patient: bool = True
+        self,
+        entry: _Entry,
+        peer: Peer,
+        frame: Frame,
+        *,
+        patient: bool = True,
+        in_turn: bool = False,
     ) -> Reply | Awaitable[Reply]:
         """All that can be declared, in order."""
         declaration = entry.declaration
         request = entry.unpack(frame.body)
+        if declaration.dear and not in_turn:
+            turn = self._site.turns.take(peer.handle)
+            if turn is not None:
+                return self._in_turn(entry, peer, frame, turn)
         keeper = None
         if declaration.changes:
             if peer.read_only:
@@ -144,13 +157,22 @@ class AnswerTable:
         wait_ms = wait_max_ms(int(RETURN_S * 1000), frame.deadline_ms)
         await keeper.counting.attendance.wait(wait_ms / 1000)
         self._site.check_led()
-        reply = self._all(entry, peer, frame, patient=False)
+        reply = self._all(entry, peer, frame, patient=False, in_turn=True)
+        return await reply if isinstance(reply, Awaitable) else reply
+
+    async def _in_turn(
+        self, entry: _Entry, peer: Peer, frame: Frame, turn: Awaitable[None]
+    ) -> Reply:
+        """Answer when it is the turn of this client."""
+        await turn
+        self._site.check_led()
+        reply = self._all(entry, peer, frame, in_turn=True)
         return await reply if isinstance(reply, Awaitable) else reply
 
 
 def _asking(site: Site, entry: _Entry) -> Callable[[Peer, Frame], bytes] | None:
     """The same for what only asks about keys, which most requests do, without the rest; or None."""
-    _, column, routed, changes, waits, _ = entry.declaration
+    _, column, routed, changes, waits, _, _ = entry.declaration
     if not column or routed or changes or waits or not entry.by_name:
         return None
     unpack, handle, pack = entry.unpack, entry.handle, entry.pack

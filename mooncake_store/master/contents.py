@@ -35,7 +35,7 @@ class Contents:
         self._shard = site.shard
         self._now = site.now
 
-    @answers(wire.LIST)
+    @answers(wire.LIST, dear=True)
     def list_objects(self, peer: Peer, request: Any) -> Answer:
         """Return one page of named objects; fewer than asked when their names are long."""
         cursor, limit, prefix = request
@@ -50,7 +50,7 @@ class Contents:
         rows["created_s"] += np.uint32(self._site.epoch_s())
         return {"cursor": following, "rows": words(rows), "names": names}
 
-    @answers(wire.REMOVE_MATCHING, changes=True)
+    @answers(wire.REMOVE_MATCHING, changes=True, dear=True)
     def remove_matching(self, peer: Peer, request: Any) -> Answer:
         """Remove by name within a bounded number of rows."""
         try:
@@ -97,7 +97,7 @@ class Contents:
             absent=found.absent,
         )
 
-    @answers(wire.STATS)
+    @answers(wire.STATS, dear=True)
     def stats(self, peer: Peer, request: Any) -> Answer:
         """Return the totals of the shard and of the asking tenant."""
         found, keeper = self._shard.stats(peer.tenant), self._site.keeper

@@ -23,7 +23,7 @@ class Following:
         self._site = site
         self._shard = site.shard
 
-    @answers(wire.SNAPSHOT)
+    @answers(wire.SNAPSHOT, dear=True)
     def snapshot(self, peer: Peer, request: Any) -> Answer:
         """Return one page of the digests of readable objects."""
         digests, following, next_event = self._shard.event_snapshot(min(request.cursor, 1 << 62))

@@ -171,7 +171,7 @@ class Objects:
             ttl_ns = None if ttl_ms < 0 else ttl_ms * MILLISECOND_NS
             statuses = self._shard.pin(now, digests, _SOFT_PINS[soft], ttl_ns)
         if hard >= 0:
-            further = self._shard.set_hard_pin(now, digests, bool(hard))
+            further = self._shard.set_hard_pin(now, digests, bool(hard), peer.handle)
             statuses = np.where(statuses == 0, further, statuses)
         return {"statuses": statuses}
 

@@ -2,6 +2,7 @@
 
 A put that found no space is tried again after every tick until its time is over, oldest first.
 That takes a tenth of the time at most, so that a full pool does not starve those who only read.
+What readers hold under ordinary leases leaves for it: they read on, and it waits for their ends.
 Answers of several attempts are merged key by key, in the order of the request. Both queues are
 bounded, and what one client may have in them; who finds no place is answered at once with what
 there is.
@@ -93,6 +94,7 @@ class _WaitingPut:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.asked_again = False
         """Whether the same request came once more, and its answer counts instead."""
+        self._way_until = 0
         self._replicas = [replicas]
         self._keys = [np.repeat(np.arange(len(rows)), rows["replicas"])]
 
@@ -107,6 +109,9 @@ class _WaitingPut:
         self.rows[chosen] = rows
         self._replicas.append(replicas)
         self._keys.append(np.repeat(chosen, rows["replicas"]))
+        if now >= self._way_until and (lacks := self.missing()).size:
+            sizes, options = self.put.sizes[lacks], self.put.options
+            self._way_until = shard.make_way(now, sizes, options, self.deadline_ns)
         return not (rows["status"] == Status.NO_SPACE).any()
 
     def replicas(self) -> NDArray[Any]:

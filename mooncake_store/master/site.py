@@ -11,6 +11,7 @@ import numpy as np
 from mooncake_store import ids
 from mooncake_store.master.clients import Clients
 from mooncake_store.master.pending import EventQueue, PutQueue
+from mooncake_store.master.turns import Turns
 from mooncake_store.units import MILLISECOND_NS, SECOND_NS
 from mooncake_store.wire import shard as wire
 from transfer_engine.errors import RemoteProtocolError, UnavailableError
@@ -68,6 +69,7 @@ class Site:
         self.clients = Clients(shard, times.client_ttl_ns)
         self.puts = PutQueue(shard, self.now)
         self.followers = EventQueue()
+        self.turns = Turns()
         self.requests = 0
         self.keys = 0
         # Event numbers begin anew with every life of what a shard holds; this tells lives apart.

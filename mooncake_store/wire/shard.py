@@ -183,6 +183,8 @@ class ShardFigures(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     cold_allocated: int = 0
     cold_hits: int = 0
     """Of the hits, those of objects that lay cold alone."""
+    leased_most_s: float = 0.0
+    """For how long yet the last lease runs of the client that has `leased_most`."""
 
 
 class SubmitTask(msgspec.Struct, frozen=True, array_like=True, tag="submit"):

@@ -24,6 +24,7 @@ from tests.core.lab import START, digests_of, names_of
 from tests.core.model import NO_ROOM, OK, UNREADABLE, Reference
 from tests.core.nouns import Object, Tenant, Version
 from tests.core.renamed import expect_rename, renamed
+from tests.core.shares import share_out
 from tests.core.space import Extent, expect
 
 if TYPE_CHECKING:
@@ -350,7 +351,8 @@ class Checked(SegmentCalls, HintCalls):
             at += count
             alive = {(e.segment, e.offset) for e in self.model.alive(version)}
             expect(places == alive, f"get of {key} lists {places}, not {alive}")
-            left, remaining = int(row["lease_ns"]), self.model.lease(item, client, ttl)
+            left = int(row["lease_ns"])
+            remaining = self.model.lease(item, client, ttl, left)
             expect(left == remaining, f"get of {key} leases {left} ns, not {remaining}")
         expect(at == len(replicas), "get lists replicas of nobody")
 
@@ -369,7 +371,8 @@ class Checked(SegmentCalls, HintCalls):
             self.now, client, digests_of(keys), np.array(generations, np.uint32), ttl
         )
         for key, generation, code, ns in zip(keys, generations, out, left, strict=True):
-            told, known = (int(code), int(ns)), self.model.renew(client, key, generation, ttl)
+            told = int(code), int(ns)
+            known = self.model.renew(client, key, generation, ttl, int(ns))
             expect(told == known, f"renew of {key}: {told}, not {known}")
 
     def release(self, client: int, keys: Sequence[int], generations: Sequence[int]) -> None:
@@ -464,6 +467,16 @@ class Checked(SegmentCalls, HintCalls):
             ]
             expect(not left, f"evict of everything left {left}")
 
+    def make_way(self, sizes: Sequence[int], options: StartOptions, wait: int) -> None:
+        """Have objects leave for a put that found no room and waits."""
+        until = min(self.now + wait, self.now + self.shard.config.lease_ttl_ns)
+        self.note("make_way", list(sizes), options, wait)
+        asked = np.array(sizes, np.int64), options, self.now + wait
+        expect(self.shard.make_way(self.now, *asked) == until, "it is to be asked again elsewhen")
+        victims = self.model.follow_evicted(self.went(), "make_way", until)
+        self.follow_upserts()
+        expect(bool(sizes) or not victims, f"{victims} left for nothing")
+
     def _check_order(self, victims: list[Object], pinned: set[int]) -> None:
         """Coldest first among the objects that belong to no group; by last use, if that decides."""
         model, by_use = self.model, self.shard.config.eviction_policy == "lru"
@@ -493,6 +506,7 @@ class Checked(SegmentCalls, HintCalls):
             for info in self.shard.segments()
             if info.state not in UNREADABLE
         )
+        share_out(model)
         self.shard.tick(self.now)
         model.end_soft_pins()
         for segment in model.segments.values():
@@ -536,9 +550,9 @@ class Checked(SegmentCalls, HintCalls):
             item.soft_pin_end = until if enable and wanted else 0
             item.priority = 1
 
-    def hard_pin(self, keys: Sequence[int], pinned: bool) -> None:
-        self.note("hard_pin", list(keys), pinned)
-        out = self.shard.set_hard_pin(self.now, digests_of(keys), pinned)
+    def hard_pin(self, client: int, keys: Sequence[int], pinned: bool) -> None:
+        self.note("hard_pin", client, list(keys), pinned)
+        out = self.shard.set_hard_pin(self.now, digests_of(keys), pinned, client)
         for key, code in zip(keys, out, strict=True):
             item = self.model.readable(key)
             if item is None:

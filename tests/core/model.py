@@ -17,6 +17,7 @@ from mooncake_store.core.records import SIZE_MAX, SegmentState, Status
 from mooncake_store.core.wheel import SLOT_NS
 from tests.core.holds import Holds
 from tests.core.nouns import Object, Quarantined, Segment, Task, Tenant, Version
+from tests.core.shares import allowed, share_out
 from tests.core.space import Mismatch
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Reference:
     overtaken: set[tuple[int, int]] = field(default_factory=set)
     """(client, generation) of puts whose place another put took."""
     evicted: int = 0
+    shared_out: int = 0
+    """Bytes of which long leases have a share, see `shares.py`."""
     clock: int = 0
     """Counts accesses; an object's stamp is its place in the order of last use."""
 
@@ -124,13 +127,14 @@ class Reference:
         states = {self.segments[e.segment].state for e in version.extents if e.readable}
         return SegmentState.ABSENT in states
 
-    def evictable(self, item: Object) -> bool:
+    def evictable(self, item: Object, until: int = 0) -> bool:
+        """Whether an object may leave; for puts that wait, under leases that end by `until`."""
         return (
             item.current is not None
             and item.writing is None
             and item.task is None
             and not item.hard_pin
-            and not self.leased(item)
+            and item.lease_end <= max(until, self.now)
             and (self.config.evict_soft_pinned or not self.soft_pinned(item))
         )
 
@@ -237,14 +241,14 @@ class Reference:
 
     # Eviction, followed
 
-    def follow_evicted(self, gone: Iterable[int], why: str) -> list[Object]:
+    def follow_evicted(self, gone: Iterable[int], why: str, until: int = 0) -> list[Object]:
         victims = [self.objects[key] for key in gone]
         for item in victims:
             if item.writing is not None and self.expired(item.writing):
                 self.forget_writing(item, fenced=False)
         leaving = {item.key for item in victims}
         for item in victims:
-            if not self.evictable(item):
+            if not self.evictable(item, until):
                 raise Mismatch(f"{why}: key {item.key} was evicted though {self.shield(item)}")
             if self.absent(item) and not item.group and self.tenants[item.tenant].quota is None:
                 raise Mismatch(f"{why}: key {item.key} was evicted and took nobody's room")
@@ -432,20 +436,22 @@ class Reference:
             return Status.NOT_READY
         return Status.NOT_FOUND
 
-    def lease(self, item: Object, client: int, ttl: int) -> int:
+    def lease(self, item: Object, client: int, ttl: int, told: int) -> int:
         """Grant a client a read lease; return how long this one is."""
         self.touch(item)
         if ttl <= 0:
             return 0
-        ttl = min(ttl, self.config.lease_ttl_max_ns)
+        ttl = allowed(self, item, ttl, told)
         item.holds.grant(client, self.now, ttl)
         return ttl
 
-    def renew(self, client: int, key: int, generation: int, ttl: int) -> tuple[Status, int]:
+    def renew(
+        self, client: int, key: int, generation: int, ttl: int, told: int
+    ) -> tuple[Status, int]:
         item = self.readable(key)
         if item is None or item.current is None or item.current.generation != generation:
             return Status.LEASE_EXPIRED, 0
-        return OK, item.holds.renew(client, self.now, min(ttl, self.config.lease_ttl_max_ns))
+        return OK, item.holds.renew(client, self.now, allowed(self, item, ttl, told))
 
     def release(self, client: int, key: int, generation: int) -> Status:
         item = self.objects.get(key)
@@ -507,6 +513,7 @@ class Reference:
         if old is not None and old.state != SegmentState.GONE:
             raise Mismatch(f"segment index {index} is in use by {old.name}")
         self.segments[index] = segment
+        share_out(self)
 
     def close_client(self, client: int, *, fenced: bool) -> None:
         """End a client: its unfinished puts are over, what is readable stays."""

@@ -94,6 +94,8 @@ class Rules:
             self.rename: 5,
             self.remove_matching: 1,
             self.evict: 2,
+            self.hold_all: 2,
+            self.make_way: 2,
             self.tick: 6,
             self.sleep: 6,
             self.pin: 3,
@@ -269,6 +271,13 @@ class Rules:
             self.checked.release(self.hostile, keys, self._generations(keys))
         self.checked.remove(self.hostile, keys[:2], False)
 
+    def hold_all(self) -> None:
+        """Somebody leases all there is for as long as he can, and once more what he has."""
+        keys = [key for key in self.model.objects if self.model.readable(key)]
+        self.checked.get(self.hostile, keys, 1000 * SECOND)
+        if self.rng.random() < 0.5:
+            self.checked.renew(self.hostile, keys, self._generations(keys), 1000 * SECOND)
+
     def _leased(self, most: int) -> list[int]:
         leased = [item.key for item in self.model.objects.values() if self.model.leased(item)]
         return self.rng.sample(leased, min(len(leased), most))
@@ -312,6 +321,12 @@ class Rules:
         ratio = self.rng.choice((0.0, 0.05, 0.1, 0.3, 0.8, 1.0))
         self.checked.evict(ratio, self.rng.choice((None, ratio)))
 
+    def make_way(self) -> None:
+        keys = self._keys(3)
+        sizes = [size for size in self._sizes(keys) if size > 0]
+        wait = self.rng.choice((1, 5 * SECOND, 60 * SECOND))
+        self.checked.make_way(sizes, self._options(keys), wait)
+
     def tick(self) -> None:
         self.checked.tick()
 
@@ -327,7 +342,8 @@ class Rules:
         self.checked.pin(self._keys(4), self.rng.random() < 0.7, ttl)
 
     def hard_pin(self) -> None:
-        self.checked.hard_pin(self._keys(3), self.rng.random() < 0.4)
+        client = self.rng.choice((*self.clients, self.hostile))
+        self.checked.hard_pin(client, self._keys(3), self.rng.random() < 0.4)
 
     def hint(self) -> None:
         action, pick = self.rng.choice(list(HintAction)), self.rng.choice

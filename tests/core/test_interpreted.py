@@ -214,6 +214,7 @@ def some_requests(shard, client, now, digests, sizes, options):
     said.append(shard.put_revoke(now, client, digests[half:-5], generations[half:-5]))
     for _ in range(3):
         said += shard.get(now, client, digests, 10**9)
+    said += shard.get(now, client, digests[:4], 10**11)
     said += shard.renew(now, client, digests, generations, 2 * 10**9)
     other = shard.open_client(now, b"o" * 16, 1, "elsewhere")
     said += shard.get(now, other, digests[::3], 10**9)

@@ -8,7 +8,7 @@ import pytest
 
 from mooncake_store.core.records import Status
 from tests.core.keeping import Kept, assert_same
-from tests.core.lab import MIB, Lab
+from tests.core.lab import MIB, Lab, digests_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,8 +25,14 @@ def lab_of(*, fill: int = 0, **config: Any) -> tuple[Lab, int]:
     lab = Lab(hard_pin_share=1.0, **config)
     owner = lab.open(10)
     if fill:
-        lab.put([KEY + 100], fill, hard_pin=True)
+        stay(lab, fill)
     return lab, owner
+
+
+def stay(lab: Lab, nbytes: int, **options: Any) -> None:
+    """Put an object that never leaves, which is no client's share."""
+    lab.put([KEY + 100], nbytes, **options)
+    lab.shard.set_hard_pin(lab.now, digests_of([KEY + 100]), True)
 
 
 def unfinished(lab: Lab, owner: int) -> int:
@@ -68,7 +74,7 @@ def test_an_upsert_without_room_leaves_the_put_of_another(
 
 def test_an_upsert_without_enough_segments_leaves_the_put_of_another() -> None:
     lab, owner = lab_of()
-    lab.put([KEY + 100], FULL, hard_pin=True)
+    stay(lab, FULL)
     lab.mount(1)
     generation = unfinished(lab, owner)
     refused(lab, S.NO_SPACE, 2 * MIB, upsert=True, replicas=2, replicas_min=2)
@@ -88,7 +94,7 @@ def test_a_put_without_room_leaves_what_is_absent(late: bool) -> None:
     lab, owner = lab_of()
     generation = beside_another(lab, owner) if late else int(lab.put([KEY])[0])
     lab.mount(1)
-    lab.put([KEY + 100], FULL, hard_pin=True, preferred=("segment1",))
+    stay(lab, FULL, preferred=("segment1",))
     lab.sleep(31)
     lab.shard.set_absent(lab.now, 0, True)
     refused(lab, S.NO_SPACE, 2 * MIB)

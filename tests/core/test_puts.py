@@ -316,12 +316,13 @@ def test_hard_pinned_is_removable_and_never_evicted() -> None:
 
 def test_hard_pins_may_not_exceed_their_share() -> None:
     lab = Lab(nbytes=MIB, hard_pin_share=0.5)
-    pinned = 0
+    pinned, clients = 0, (lab.client, lab.open(2))
     for key in range(8):
-        rows, _ = lab.start([key], MIB // 8, hard_pin=True)
+        client = clients[key % 2]
+        rows, _ = lab.start([key], MIB // 8, hard_pin=True, client=client)
         if rows["status"][0] == S.OK:
             pinned += 1
-            lab.end([key], rows["generation"])
+            lab.end([key], rows["generation"], client=client)
         else:
             assert rows["status"][0] == S.PINS_FULL
     assert pinned == 4

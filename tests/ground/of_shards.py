@@ -66,6 +66,12 @@ def hard_pins(given):
     return core(given).start(range(14), MIB, hard_pin=True)[0]["status"].tolist()
 
 
+def leased_for_long(given):
+    lab = core(given)
+    lab.put(range(14), MIB)
+    return lab.get(range(14), ttl=60)[0]["lease_ns"].tolist()
+
+
 def left_after_a_tick(given):
     lab = core(given)
     lab.put(range(60), 256 * 1024)  # 15 of 16 MiB

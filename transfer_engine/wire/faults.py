@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from transfer_engine import errors
-from transfer_engine.errors import StoreError
+from transfer_engine.errors import OverloadedError, StoreError
 from transfer_engine.wire.cold import Cold
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class ErrorBody(msgspec.Struct, frozen=True, array_like=True, tag="error", gc=Fa
     peer: str | None = None
     operation: str | None = None
     elapsed_s: float | None = None
+    retry_after_s: float = 0.0
 
 
 _BODY = Cold(ErrorBody, bytes_max=ERROR_BYTES_MAX)
@@ -62,6 +63,7 @@ def encode_error(error: StoreError) -> bytes:
             None if error.peer is None else _cut(error.peer),
             None if error.operation is None else _cut(error.operation),
             error.elapsed_s,
+            error.retry_after_s if isinstance(error, OverloadedError) else 0.0,
         )
     )
 
@@ -86,4 +88,6 @@ def decode_error(body: Body) -> StoreError:
     if (kind.code, kind.retryable) != (told.code, told.retryable):
         # The peer knows better than the class of the same, or of a more general, name.
         error.__dict__.update(code=told.code, retryable=told.retryable)
+    if isinstance(error, OverloadedError):
+        error.retry_after_s = told.retry_after_s
     return error

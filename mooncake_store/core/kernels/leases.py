@@ -13,12 +13,40 @@ end has passed is none. Where a set is full the lease of the object is not count
 
 So nobody can end what is not his: giving back more often than was granted, or what somebody else
 was granted, changes nothing. All kernels are O(n + replicas).
+
+Long leases, those of more than BRIEF_NS, are for a share of the bytes. What has been granted is
+added up at once, in LONG and by client in `LONG_OF`; what ended, was given back or removed, a sweep
+over the rows finds. So these totals are never too low. `LONG_OF` has three words for each client:
+its bytes; those granted on rows that the sweep which runs had passed; those that this has found.
 """
 
 import numpy as np
 
 from kernel_cache import njit
-from mooncake_store.core.codes import HOLDERS_MAX, KERNEL, LEASE_EXPIRED, NOT_FOUND, OK, READABLE
+from mooncake_store.core.codes import (
+    HARD_PIN,
+    HOLDERS_MAX,
+    KERNEL,
+    LEASE_EXPIRED,
+    NOT_FOUND,
+    OK,
+    READABLE,
+)
+from mooncake_store.core.context import (
+    BRIEF_NS,
+    INT64,
+    LONG,
+    LONG_BEHIND,
+    LONG_MOST,
+    LONG_MOST_OF_ONE,
+    LONG_OF,
+    PINNED_OF,
+    PINNER,
+    SWEPT,
+    UINT16,
+    UNSHARED,
+)
+from mooncake_store.core.kernels.columns import column
 from mooncake_store.core.kernels.table import is_living
 
 WAYS = 8
@@ -28,6 +56,29 @@ SETS = 1 << 15
 SEVERAL = 0
 _TIMES_MAX = 0xFFFF
 _CLIENT = 0xFFFF
+
+
+@njit(**KERNEL)
+def granted(context, rows, row, client, now, ttl):
+    """How long a lease is that a client gets who asks for a long one: BRIEF_NS without a share.
+
+    A row takes its share when it comes under a long lease, by whoever has that first. O(1).
+    """
+    brief = context[BRIEF_NS]
+    nbytes = np.int64(0)
+    if rows[row].lease_end <= now + brief and not rows[row].flags & context[UNSHARED]:
+        nbytes = np.int64(rows[row].size * rows[row].replicas)
+    of = column(context, LONG_OF, INT64)
+    if context[LONG] + nbytes > context[LONG_MOST]:
+        return brief
+    if of[3 * client] + nbytes > context[LONG_MOST_OF_ONE]:
+        return brief
+    context[LONG] += nbytes
+    of[3 * client] += nbytes
+    if row < context[SWEPT]:
+        context[LONG_BEHIND] += nbytes
+        of[3 * client + 1] += nbytes
+    return ttl
 
 
 @njit(**KERNEL)
@@ -125,6 +176,17 @@ def lease(rows, shared, row, client, further, now, ttl):
     return own
 
 
+@njit(**KERNEL, inline="always")
+def grant(context, rows, shared, row, client, further, now, ttl):
+    """Lease a row to a client that asks for `ttl`, see `lease`. O(WAYS).
+
+    Returns how long this lease is, and when what the client has ends.
+    """
+    if ttl > context[BRIEF_NS]:
+        ttl = granted(context, rows, row, client, now, ttl)
+    return ttl, lease(rows, shared, row, client, further, now, ttl)
+
+
 @njit(**KERNEL)
 def _others_share(rows, shared, row, client, now):
     """Whether any other client has an entry for the object of a row. O(WAYS)."""
@@ -154,7 +216,19 @@ def is_leased_to_others(rows, shared, row, client, now):
 
 
 @njit(**KERNEL)
-def renew(rows, overflow, alive, shared, found, generations, asked, lease_until, status, remaining):
+def renew(
+    context,
+    rows,
+    overflow,
+    alive,
+    shared,
+    found,
+    generations,
+    asked,
+    lease_until,
+    status,
+    remaining,
+):
     """Prolong a client's leases of unchanged objects; asked = (client, now, ttl_ns).
 
     Who has none is granted one. With a ttl of 0 nothing changes but the answers.
@@ -171,7 +245,8 @@ def renew(rows, overflow, alive, shared, found, generations, asked, lease_until,
         status[i] = OK
         if ttl == 0:
             continue
-        remaining[i] = lease(rows, shared, row, client, 0, now, ttl) - now
+        _, own = grant(context, rows, shared, row, client, 0, now, ttl)
+        remaining[i] = own - now
         end = rows[row].lease_end
         lease_until[rows[row].segment] = max(lease_until[rows[row].segment], end)
         link = rows[row].more
@@ -203,14 +278,24 @@ def release(rows, shared, found, generations, client, now, status):
 
 
 @njit(**KERNEL)
-def survey(rows, shared, closed, span, leased):
+def survey(context, rows, shared, closed, span, leased, ends):
     """Add up what is leased in rows span[0]..span[1] at the time span[2], by client.
 
+    `ends`: when the last one ends. The third words of LONG_OF add up what is under long leases.
+
     What several clients have, or clients that are closed, is added to nobody's, leased[0]. What a
-    closed client has is nobody's from now on: its number may be given to another one.
+    closed client has is nobody's from now on, hard pins included: its number may be given to
+    another one.
     """
     now = span[2]
+    of = column(context, LONG_OF, INT64)
+    pinner, pinned_of = column(context, PINNER, UINT16), column(context, PINNED_OF, INT64)
     for row in range(span[0], span[1]):
+        if rows[row].state != 0 and rows[row].flags & HARD_PIN and closed[pinner[row]] != 0:
+            pinned = rows[row].size * rows[row].replicas
+            pinned_of[np.int64(pinner[row])] -= pinned
+            pinner[row] = 0
+            pinned_of[0] += pinned
         if rows[row].state != READABLE or rows[row].lease_end <= now:
             continue
         generation = np.int64(rows[row].generation)
@@ -223,4 +308,9 @@ def survey(rows, shared, closed, span, leased):
             for at in range(first, first + WAYS):
                 if shared[at] >> 32 == generation and closed[(shared[at] >> 16) & _CLIENT] != 0:
                     shared[at] &= ~(_CLIENT << 16)
-        leased[rows[row].holder] += rows[row].size * rows[row].replicas
+        holder, nbytes = rows[row].holder, rows[row].size * rows[row].replicas
+        leased[holder] += nbytes
+        ends[holder] = max(ends[holder], rows[row].lease_end)
+        long = rows[row].lease_end > now + context[BRIEF_NS]
+        if long and not rows[row].flags & context[UNSHARED]:
+            of[3 * holder + 2] += nbytes

@@ -48,7 +48,7 @@ from mooncake_store.core.context import (
     UNSURE,
 )
 from mooncake_store.core.kernels.columns import column
-from mooncake_store.core.kernels.leases import lease
+from mooncake_store.core.kernels.leases import grant
 from mooncake_store.core.kernels.table import find, is_living
 from mooncake_store.core.records import COLD, OVERFLOW, ROW
 from mooncake_store.core.ring import HORIZON
@@ -107,8 +107,8 @@ def count_hit(rows, row, window):
 def get(context, client, now, ttl, digests, answers, replicas):
     """Answer gets: where the replicas are, with a lease of `ttl` for the client if that is above 0.
 
-    The answer tells this lease, not a longer one of anybody. Rows read are added to NOTES. Returns
-    how many replicas were written.
+    Of less where long leases have no share left. The answer tells this lease, not a longer one of
+    anybody. Rows read are added to NOTES. Returns how many replicas were written.
     """
     found = column(context, FOUND, INT32)
     notes = column(context, NOTES, INT64)
@@ -152,8 +152,7 @@ def get(context, client, now, ttl, digests, answers, replicas):
         answers[i].status = OK
         answers[i].lease_ns = 0
         if ttl > 0:
-            lease(rows, shared, row, client, 1, now, ttl)
-            answers[i].lease_ns = ttl
+            answers[i].lease_ns, _ = grant(context, rows, shared, row, client, 1, now, ttl)
             for j in range(first, m):
                 at = replicas[j].segment
                 lease_until[at] = max(lease_until[at], rows[row].lease_end)

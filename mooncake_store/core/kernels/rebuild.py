@@ -9,7 +9,6 @@ import numpy as np
 from kernel_cache import njit
 from mooncake_store.core.codes import (
     BYTES,
-    HARD_BYTES,
     HARD_PIN,
     KERNEL,
     MISSING,
@@ -30,6 +29,7 @@ from mooncake_store.core.context import (
 )
 from mooncake_store.core.kernels.columns import column
 from mooncake_store.core.kernels.reads import first_offset
+from mooncake_store.core.kernels.writes import count_pinned
 from mooncake_store.core.records import COLD, OVERFLOW, ROW
 
 
@@ -107,7 +107,7 @@ def sum_up(context, chosen):
         tenant_use[2 * cold[row].tenant] += nbytes
         tenant_use[2 * cold[row].tenant + 1] += 1
         if flags & HARD_PIN:
-            context[TALLY + HARD_BYTES] += nbytes
+            count_pinned(context, row, nbytes)
         if flags & SOFT_PIN:
             context[PINS_USED] = 1
         if rows[row].state == READABLE:

@@ -12,7 +12,6 @@ from mooncake_store.core.codes import (
     BYTES,
     DOOMED,
     GROUPED,
-    HARD_BYTES,
     HARD_PIN,
     HAS_LEASE,
     KERNEL,
@@ -66,7 +65,7 @@ from mooncake_store.core.kernels.leases import leased_to_others
 from mooncake_store.core.kernels.names import drop
 from mooncake_store.core.kernels.reads import first_offset
 from mooncake_store.core.kernels.table import delete, find, give_link
-from mooncake_store.core.kernels.writes import keep_marks, missing, note, record
+from mooncake_store.core.kernels.writes import count_pinned, keep_marks, missing, note, record
 from mooncake_store.core.records import COLD, EVENT, OVERFLOW, ROW
 
 
@@ -207,7 +206,7 @@ def unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out):
     kept = 0 if silently else context[EVENTS_KEPT]
     place = (context[EVENTS_NEXT] - 1) % max(kept, 1)
     marks, marked = column(context, MARKS, INT64), context[MARKED]
-    unfinished, pinned, short, hard, total, names, m = 0, 0, 0, 0, 0, 0, 0
+    unfinished, pinned, short, total, names, m = 0, 0, 0, 0, 0, 0
     for i in range(doomed.shape[0]):
         row = doomed[i]
         marks[marked + i] = row
@@ -248,7 +247,7 @@ def unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out):
         tenant_use[2 * cold[row].tenant] -= nbytes
         tenant_use[2 * cold[row].tenant + 1] -= 1
         if rows[row].flags & HARD_PIN:
-            hard += nbytes
+            count_pinned(context, row, -nbytes)
     keep_marks(context, marked + doomed.shape[0])
     ended = doomed.shape[0] - unfinished
     context[TALLY + UNFINISHED] -= unfinished
@@ -256,7 +255,6 @@ def unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out):
     context[TALLY + SOFT_PINNED] -= pinned
     context[TALLY + MISSING] -= short
     context[TALLY + BYTES] -= total
-    context[TALLY + HARD_BYTES] -= hard
     context[EVENTS_NEXT] += ended if kept > 0 else 0
     context[FREED] += m if keep else 0
     return m, total, names != 0

@@ -12,7 +12,6 @@ from kernel_cache import njit
 from mooncake_store.core.codes import (
     BELOW,
     BYTES,
-    HARD_BYTES,
     HARD_PIN,
     HITS_MASK,
     KERNEL,
@@ -42,7 +41,7 @@ from mooncake_store.core.context import (
 from mooncake_store.core.kernels.columns import column
 from mooncake_store.core.kernels.reads import first_offset
 from mooncake_store.core.kernels.table import take_link
-from mooncake_store.core.kernels.writes import drop_replica, keep_marks, missing
+from mooncake_store.core.kernels.writes import count_pinned, drop_replica, keep_marks, missing
 from mooncake_store.core.records import COLD, OVERFLOW, ROW
 
 ROW_MASK = (1 << 32) - 1
@@ -210,7 +209,7 @@ def load(context, chosen, segment, offsets):
         context[TALLY + BYTES] += rows[row].size
         tenant_use[2 * np.int64(cold[row].tenant)] += rows[row].size
         if rows[row].flags & HARD_PIN:
-            context[TALLY + HARD_BYTES] += rows[row].size
+            count_pinned(context, row, rows[row].size)
     keep_marks(context, marked + chosen.shape[0])
 
 

@@ -71,6 +71,8 @@ from mooncake_store.core.context import (
     NOTES,
     OVERFLOW_ROWS,
     PIN_ENDS,
+    PINNED_OF,
+    PINNER,
     ROWS,
     STATUS,
     TABLE_A,
@@ -78,6 +80,7 @@ from mooncake_store.core.context import (
     TALLY,
     TENANT_USE,
     TIERS,
+    UINT16,
 )
 from mooncake_store.core.kernels.columns import column
 from mooncake_store.core.kernels.reads import first_offset
@@ -342,9 +345,25 @@ def beside(rows, cold, old, new, sizes, now, who, wanted, tally, tenant_use):
     tenant_use[who[1], 1] += old.shape[0]
 
 
+@njit(**KERNEL, inline="always")
+def count_pinned(context, row, nbytes):
+    """Note that a row pins more bytes hard, or fewer: in all, and for the client that did it. O(1).
+
+    PINNER tells who, for rows that have the flag. What clients that are gone have pinned, and all
+    of before a restart, is nobody's: client 0.
+    """
+    context[TALLY + HARD_BYTES] += nbytes
+    pinner = column(context, PINNER, UINT16)
+    pinned_of = column(context, PINNED_OF, INT64)
+    pinned_of[np.int64(pinner[row])] += nbytes
+
+
 @njit(**KERNEL)
-def attach(rows, cold, overflow, chosen, segments, offsets, tenant, tally, tenant_use):
+def attach(context, chosen, segments, offsets, tenant):
     """Give each chosen row one more replica (a chain keeps the order of attachment)."""
+    rows, cold = column(context, ROWS, ROW), column(context, COLD_ROWS, COLD)
+    overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
+    tenant_use = column(context, TENANT_USE, INT64)
     for i in range(chosen.shape[0]):
         row = chosen[i]
         if rows[row].segment < 0:
@@ -363,12 +382,12 @@ def attach(rows, cold, overflow, chosen, segments, offsets, tenant, tally, tenan
                     last = overflow[last].next
                 overflow[last].next = link
         if rows[row].state == READABLE and missing(rows, cold, row) > 0:
-            tally[MISSING] -= 1
+            context[TALLY + MISSING] -= 1
         rows[row].replicas += 1
-        tally[BYTES] += rows[row].size
-        tenant_use[tenant, 0] += rows[row].size
+        context[TALLY + BYTES] += rows[row].size
+        tenant_use[2 * tenant] += rows[row].size
         if rows[row].flags & HARD_PIN:
-            tally[HARD_BYTES] += rows[row].size
+            count_pinned(context, row, rows[row].size)
 
 
 @njit(**KERNEL)
@@ -543,5 +562,5 @@ def drop_replica(context, row, segment):
     context[TALLY + BYTES] -= rows[row].size
     column(context, TENANT_USE, INT64)[2 * np.int64(cold[row].tenant)] -= rows[row].size
     if rows[row].flags & HARD_PIN:
-        context[TALLY + HARD_BYTES] -= rows[row].size
+        count_pinned(context, row, -rows[row].size)
     return offset
