@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Contents"]
 
 ROWS_PER_REMOVAL = 262_144
+CURSOR_MAX = 1 << 62
+"""No shard has as many rows."""
 _PAGE_BYTES = resource.getpagesize()
 
 
@@ -40,7 +42,7 @@ class Contents:
         limit = max(1, min(limit, wire.BATCH_MAX))
         while True:
             rows, names, following = self._shard.list_objects(
-                self._now(), peer.tenant, prefix.tobytes(), min(cursor, 1 << 62), limit
+                self._now(), peer.tenant, prefix.tobytes(), min(cursor, CURSOR_MAX), limit
             )
             if len(names) <= wire.LIST_BYTES_MAX:
                 break
@@ -58,7 +60,7 @@ class Contents:
                 request.pattern,
                 request.kind,
                 request.force,
-                max(0, request.cursor),
+                max(0, min(request.cursor, CURSOR_MAX)),
                 max(1, min(request.rows_max, ROWS_PER_REMOVAL)),
                 peer.handle if request.own_leases else 0,
             )

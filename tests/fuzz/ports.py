@@ -51,7 +51,7 @@ LINES_MAX = 100
 LINES_A_MINUTE_MAX = 60
 OBJECTS = 32
 LOG_CHARS_SHOWN = 6000
-CALLERS_FAULT = re.compile(r"^aiohttp\.(http|client)_exceptions\.", re.MULTILINE)
+CALLERS_FAULT = re.compile(r"^ *aiohttp\.(http|client)_exceptions\.", re.MULTILINE)
 """How a traceback ends that aiohttp logs, once in a while, of what callers do wrong."""
 
 

@@ -191,6 +191,12 @@ def test_a_put_with_groups_for_some_of_its_keys_is_refused(pool, flags):
     assert rows["status"].tolist() == [Status.INVALID_PARAMS] * 2
 
 
+@pytest.mark.parametrize("cursor", [-1 << 63, (1 << 64) - 1])
+def test_removing_goes_on_at_any_number(pool, cursor):
+    request = wire.RemoveMatching("nothing.*", "regex", cursor=cursor)
+    assert pool.cold(wire.REMOVE_MATCHING, request) == wire.Removed(0, 0)
+
+
 def test_followers_of_events_wait_for_the_next_one(pool):
     number = pool.stats().event_number
     first, events, gap = pool.events(number)
