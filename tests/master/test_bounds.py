@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import secrets
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -56,6 +57,26 @@ def test_a_worker_has_so_many_segments_and_no_more(start_cluster, wire_to, monke
     more = master.mount((secrets.token_bytes(16), "s", MIB), uuid=worker)
     assert more.statuses == (Status.NO_SPACE,)
     assert master.mount((secrets.token_bytes(16), "s", MIB), name="other").statuses == (0,)
+
+
+def test_others_are_answered_while_a_worker_mounts_all_it_may_at_once(start_cluster, wire_to):
+    running = start_cluster(0, shards=1)
+    master, reader = wire_to(running), ShardWire(wire_to(running).map().shards[0])
+    many = [(secrets.token_bytes(16), f"s{n}", MIB) for n in range(256)]
+    ended, asked = threading.Event(), 0
+
+    def mount():
+        assert master.mount(*many).statuses == (0,) * 256
+        ended.set()
+
+    mounting = threading.Thread(target=mount)
+    mounting.start()
+    while not ended.is_set():
+        assert reader.exists([b"a"]) == [0]
+        asked += 1
+    mounting.join()
+    reader.close()
+    assert asked > 20
 
 
 def test_the_name_of_a_group_is_short(pool):
