@@ -56,7 +56,8 @@ def test_what_is_wrong_is_said_at_the_start():
 
 @pytest.mark.slow
 def test_processes_can_be_killed_and_replaced():
-    quick = {"ping_interval": "100ms", "client_ttl": "2s"}
+    # Whoever is suspect for being slow is given nothing to hold.
+    quick = {"ping_interval": "100ms", "suspect_after_pings": 100, "client_ttl": "20s"}
     with LocalCluster(1, "16MiB", master=quick) as cluster:
         pids = cluster.pids
         assert len(pids) == 2

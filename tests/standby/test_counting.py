@@ -26,6 +26,7 @@ from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.shipping import Shipping
 from mooncake_store.master.site import ShardPlace, ShardTimes, Site
 from mooncake_store.master.standbys import Standbys
+from mooncake_store.program.fence import Fence
 from mooncake_store.standby.member import DROPPED, _Office
 from mooncake_store.wire.guests import OUTSTANDING, OutstandingRequest
 from mooncake_store.wire.standby import JOURNAL, SHIPPING, Drop
@@ -533,11 +534,19 @@ async def test_what_a_leader_tells_of_its_standbys(lead):
     assert "does not follow" in told["refusing"]
 
 
-async def test_an_era_begins_only_while_its_leader_leads():
+@pytest.fixture
+def fence():
+    """The end of a term."""
+    made = Fence.make()
+    yield made
+    made.close()
+
+
+async def test_an_era_begins_only_while_its_leader_leads(fence):
     cluster = MemoryCluster()
     mine, yours = MemoryCoordinator(cluster, "c"), MemoryCoordinator(cluster, "c")
     first = await campaign(mine, "leader", b"first", ttl_s=3)
-    office = _Office(mine, first, 0, 10.0)
+    office = _Office(mine, first, 0, 10.0, fence)
     await office.advance(X)
     began = await mine.get(DROPPED)
     assert office.era == began.revision
@@ -552,9 +561,10 @@ async def test_an_era_begins_only_while_its_leader_leads():
     await yours.close()
 
 
-async def test_an_era_whose_answer_was_lost_is_found_also_when_it_comes_late(monkeypatch):
+async def test_an_era_whose_answer_was_lost_is_found_also_when_it_comes_late(monkeypatch, fence):
     coordinator = MemoryCoordinator(MemoryCluster(), "c")
-    office = _Office(coordinator, await campaign(coordinator, "leader", b"me", ttl_s=3), 0, 10.0)
+    leadership = await campaign(coordinator, "leader", b"me", ttl_s=3)
+    office = _Office(coordinator, leadership, 0, 10.0, fence)
     change = coordinator.change
 
     async def lost(*operations, **options):

@@ -12,7 +12,7 @@ import pytest
 
 from mooncake_store.errors import ConfigError
 from serving.engine.sampling import Sampling
-from serving.program import run
+from serving.program import EngineSettings, run
 from serving.scheduling.requests import Failure, Finish, Piece, Request
 from serving.system import SystemSettings
 from serving.traces import recording
@@ -231,5 +231,5 @@ def test_a_file_that_has_something_is_not_overwritten(path, tmp_path):
 def test_engines_elsewhere_are_not_recorded(path):
     settings = SystemSettings(record=str(path))
     with pytest.raises(ConfigError, match="not recorded"):
-        run(settings, {"a": "http://127.0.0.1:1"}, print, None)
+        run(settings, EngineSettings({"a": "http://127.0.0.1:1"}), print, None)
     assert not path.exists()
