@@ -7,6 +7,7 @@ kernel may compile it.
 
 import contextlib
 import gc
+import logging
 import os
 import random
 import signal
@@ -22,7 +23,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from mooncake_store.journal.ring_file import remove_rings
-from mooncake_store.program import kernels
+from mooncake_store.program import kernels, logs
 from tests import warm
 from tests.shared_memory import SharedMemory
 from tests.waiting import PATIENCE_S
@@ -119,6 +120,19 @@ def pytest_runtest_setup(item):
     starter = item.config.stash[STARTER]
     if starter is not None:
         starter.cold = item.get_closest_marker("cold") is not None
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before():
+    """Undo what a command that ran in this process did with its logs: others read theirs."""
+    loggers = [logging.getLogger(name) for name in (None, *logs.PACKAGES)]
+    levels, handlers = [each.level for each in loggers], set(loggers[0].handlers)
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+    for handler in set(loggers[0].handlers) - handlers:
+        if type(handler).__module__ == logs.__name__:
+            loggers[0].removeHandler(handler)
 
 
 @pytest.fixture

@@ -255,6 +255,7 @@ def _resharded(
 def _hosts_of_another_run(run: int, operation: str) -> "HostsReply":
     """What the master says of its shards once it was started anew, and all of them lead."""
     from mooncake_store.errors import StoreError, UnavailableError
+    from mooncake_store.wire.cluster import MAP, MapRequest
 
     until = time.monotonic() + RESHARD_S
     while time.monotonic() < until:
@@ -262,6 +263,8 @@ def _hosts_of_another_run(run: int, operation: str) -> "HostsReply":
             with _connected() as connection:
                 found = _hosts(connection)
                 if found.run != run and not found.missing:
+                    # Answered once it has begun, as what follows this command has to be.
+                    connection.call(MAP, MAP.request.pack(MapRequest("")), timeout_s=CALL_S)
                     return found
         except StoreError:
             pass  # it is being started
