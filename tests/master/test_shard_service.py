@@ -376,11 +376,13 @@ def test_many_clients_put_at_once(pool):
 
 
 def test_nobody_who_waits_holds_the_end_up(start_cluster, wire_to):
-    cluster = start_cluster(0, master={"client_ttl": "60s", "ping_interval": "10s"})
+    # What is leased for longer than the put waits does not leave for it.
+    patient = {"client_ttl": "60s", "ping_interval": "10s", "default_lease_ttl": "120s"}
+    cluster = start_cluster(0, master=patient)
     wire_to(cluster).mount((secrets.token_bytes(16), "s", 64 * MIB))
     shard = wire_to(cluster).shard()
     shard.put([b"first"], BIG)
-    shard.get([b"first"], ttl_ms=60_000)
+    shard.get([b"first"], ttl_ms=120_000)
     follower = wire_to(cluster).shard()
     waits = [
         (shard, wire.PUT_START, shard.put_request([b"second"], BIG, wait_ms=60_000)),
