@@ -10,12 +10,12 @@ looked up. Nothing is looked up or connected to here. O(networks).
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import TYPE_CHECKING
 
-from mooncake_store.errors import ConfigError, InvalidArgumentError
+from mooncake_store.errors import InvalidArgumentError
 from transfer_engine.rpc.address import is_loopback
+from transfer_engine.rpc.networks import network_of, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -30,12 +30,7 @@ class EnginePlaces:
 
     def __init__(self, hosts: Collection[str] = (), networks: Collection[str] = ()) -> None:
         self._hosts = frozenset(host.lower() for host in hosts)
-        try:
-            self._networks = [ipaddress.ip_network(each) for each in networks]
-        except ValueError as error:
-            raise ConfigError(
-                f"a network of engines is none: {error}", advice="write one such as 10.0.0.0/16"
-            ) from error
+        self._networks = tuple(map(network_of, networks))
 
     def check(self, endpoint: str) -> None:
         """Raise InvalidArgumentError for where a server of ours is not to connect to."""
@@ -54,8 +49,7 @@ class EnginePlaces:
 
     def _is_near(self, host: str) -> bool:
         try:
-            address = ipaddress.ip_address(host)
+            number = number_of(host)
         except ValueError:
             return False
-        mapped = getattr(address, "ipv4_mapped", None)
-        return any((mapped or address) in network for network in self._networks)
+        return any(number in network for network in self._networks)

@@ -40,6 +40,7 @@ from transfer_engine.errors import (
     StoreError,
 )
 from transfer_engine.rpc.address import Address, tune
+from transfer_engine.rpc.dialing import first_accepting
 from transfer_engine.rpc.failures import locate, lost, overdue, unreachable
 from transfer_engine.rpc.spinning import AWAITED_BYTES_MAX, SPIN_NS, Spin
 from transfer_engine.wire.faults import decode_error
@@ -385,22 +386,5 @@ class BlockingConnection:
 
 def _open(where: Address, deadline: float) -> socket.socket:
     """Connect to the first address of `where` that accepts, all within the deadline."""
-    failure = OSError("the name has no address")
     found = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)
-    for family, _, _, _, target in found:
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.settimeout(max(1e-3, deadline - time.monotonic()))
-            sock.connect(target)
-        except OSError as error:
-            sock.close()
-            failure = error
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return sock
-    try:
-        raise failure
-    finally:
-        del failure  # or it would hold this frame, and this frame it
+    return first_accepting(((family, target) for family, _, _, _, target in found), deadline)

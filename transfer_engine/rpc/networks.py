@@ -18,6 +18,7 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from transfer_engine.errors import ConfigError, UnavailableError
+from transfer_engine.rpc.dialing import first_accepting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     Number: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
     Objection: TypeAlias = Callable[[str], str | None]
 
-__all__ = ["ADVICE", "Networks", "connect"]
+__all__ = ["ADVICE", "Networks", "connect", "network_of", "number_of"]
 
 SETTING = "data_networks"
 """What users call the networks that are given."""
@@ -52,7 +53,7 @@ class Networks:
     """
 
     def __init__(self, given: Sequence[str] = ()) -> None:
-        self._given = tuple(map(_network, given))
+        self._given = tuple(map(network_of, given))
 
     def objection(self, host: str, *, near: bool) -> str | None:
         """Return what is against connecting to an address; None for a name, and where nothing is.
@@ -60,7 +61,7 @@ class Networks:
         `near` says that the owner runs on this host.
         """
         try:
-            number = _number(host)
+            number = number_of(host)
         except ValueError:
             return None
         if self._given:
@@ -75,7 +76,8 @@ class Networks:
         return None
 
 
-def _network(text: str) -> Network:
+def network_of(text: str) -> Network:
+    """Return the network that a text names. Raises ConfigError for what is none."""
     try:
         return ipaddress.ip_network(text)
     except ValueError as error:
@@ -85,8 +87,11 @@ def _network(text: str) -> Network:
         ) from None
 
 
-def _number(host: str) -> Number:
-    """Return the address that this is, the one of version 4 in one of version 6."""
+def number_of(host: str) -> Number:
+    """Return the address that this is, the one of version 4 in one of version 6.
+
+    Raises ValueError for a name.
+    """
     number = ipaddress.ip_address(host)
     inner = number.ipv4_mapped if isinstance(number, ipaddress.IPv6Address) else None
     return number if inner is None else inner
@@ -111,16 +116,4 @@ def connect(address: tuple[str, int], timeout_s: float, objection: Objection) ->
             operation="connect",
             advice=ADVICE,
         )
-    deadline = time.monotonic() + timeout_s
-    for left, (family, target) in zip(range(len(targets) - 1, -1, -1), targets, strict=True):
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.settimeout(max(1e-3, deadline - time.monotonic()))
-            sock.connect(target)
-        except BaseException as error:
-            sock.close()
-            if not left or not isinstance(error, OSError):
-                raise
-        else:
-            return sock
-    raise AssertionError("one of them accepted, or the last one raised")
+    return first_accepting(targets, time.monotonic() + timeout_s)
