@@ -144,8 +144,17 @@ def check_networks(table: str, networks: tuple[str, ...]) -> None:
         raise Contradiction(f"{table}.data_networks: {error.what}", "data_networks") from None
 
 
-def check_exposure(table: str, host: str, secret_file: str, insecure: bool) -> None:
+def check_exposure(
+    table: str, host: str, secret_file: str, insecure: bool, credentials: str = ""
+) -> None:
     """Refuse an address that others reach and that nothing guards."""
+    if credentials and not secret_file:
+        raise Contradiction(
+            f"{table}.credentials say who comes in beside those who know the secret, so set "
+            "secret_file as well",
+            "credentials",
+            "secret_file",
+        )
     if insecure and secret_file:
         raise Contradiction(
             f"{table}.insecure and {table}.secret_file exclude each other: leave out one of them",

@@ -37,6 +37,7 @@ from mooncake_store.config.checks import (
     check_rails,
 )
 from mooncake_store.config.common import (
+    Credentials,
     DataNetworks,
     EtcdFile,
     Insecure,
@@ -104,6 +105,7 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
         Meta(ge=1, le=4096, description="Shard processes; each serves its slice of the keys."),
     ] = 1
     secret_file: SecretFile = ""
+    credentials: Credentials = ""
     data_networks: DataNetworks = ()
     insecure: Insecure = False
     port_file: PortFile = ""
@@ -323,7 +325,7 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
         check_namespace_offloads(self.table, self.namespace_offloads)
         check_quotas(self.table, self.quotas, self.shards)
         check_networks(self.table, self.data_networks)
-        check_exposure(self.table, self.host, self.secret_file, self.insecure)
+        check_exposure(self.table, self.host, self.secret_file, self.insecure, self.credentials)
 
 
 class WorkerConfig(Settings, frozen=True, kw_only=True):
@@ -410,6 +412,7 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
         ),
     ] = ()
     secret_file: SecretFile = ""
+    credentials: Credentials = ""
     data_networks: DataNetworks = ()
     insecure: Insecure = False
     port_file: PortFile = ""
@@ -441,7 +444,7 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
         )
         check_networks(self.table, self.data_networks)
         check_rails(self.table, self.rails, self.transports, self.secret_file, self.insecure)
-        check_exposure(self.table, self.host, self.secret_file, self.insecure)
+        check_exposure(self.table, self.host, self.secret_file, self.insecure, self.credentials)
 
 
 class ClientConfig(Settings, frozen=True, kw_only=True):

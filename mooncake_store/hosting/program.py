@@ -50,7 +50,6 @@ from mooncake_store.wire.hosts import (
     Yield,
 )
 from transfer_engine.errors import (
-    AuthError,
     ConfigError,
     RemoteProtocolError,
     StoreError,
@@ -317,8 +316,6 @@ class _ShardHost:
     def _handle(self, connection: Connection, frame: Frame) -> Any:
         operation = HOST.by_opcode[frame.opcode]
         request = operation.request.unpack(frame.body)
-        if connection.session.read_only:
-            raise AuthError("the credential is read-only", operation=operation.name)
 
         async def answered() -> bytes:
             body: bytes = operation.reply.pack(await self._answer(request, frame.opcode))

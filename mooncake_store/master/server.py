@@ -24,6 +24,7 @@ import msgspec
 
 from mooncake_store import __version__
 from mooncake_store.clock import SystemClock
+from mooncake_store.credentials import guard_of
 from mooncake_store.master.ahead import Ahead
 from mooncake_store.master.building import (
     liveness_times,
@@ -159,9 +160,8 @@ class Master:
         cluster = self._cluster = Cluster(self._clock, seats, self._standbys)
         service = ClusterService(cluster.handlers, lambda: cluster.begun, self._standbys.fence)
         try:
-            server = Server(
-                CLUSTER, service.handle, secret=self._secret, limits=server_limits(config)
-            )
+            guard = guard_of(self._secret, config.credentials)
+            server = Server(CLUSTER, service.handle, secret=guard, limits=server_limits(config))
             self._servers.append(server)
             address = await server.listen(config.host, config.port, insecure=config.insecure)
             state = self._state = StateDirectory.of(config)
@@ -183,7 +183,7 @@ class Master:
             liveness = self._liveness = self._new_liveness(cluster)
             pulse = await liveness.start(
                 config.host,
-                secret=self._secret,
+                secret=guard,
                 insecure=config.insecure,
                 limits=server_limits(config),
             )

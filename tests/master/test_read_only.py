@@ -11,7 +11,7 @@ from mooncake_store.fs import MooncakeFileSystem
 from mooncake_store.wire import shard as wire
 from tests.client.test_leases import attack
 from tests.master.wires import ClusterWire
-from transfer_engine.wire.handshake import read_only_secret
+from transfer_engine.wire.keyring import read_only_secret
 
 MIB = 1 << 20
 SECRET = "0123456789abcdef0123456789abcdef"

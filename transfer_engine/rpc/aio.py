@@ -48,6 +48,7 @@ from transfer_engine.wire.handshake import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from transfer_engine.wire.keyring import Secret
     from transfer_engine.wire.registry import Operation, Registry
 
 __all__ = ["AsyncClient", "AsyncConnection", "Following"]
@@ -91,7 +92,7 @@ class AsyncConnection(asyncio.Protocol):
         registry: Registry,
         *,
         identity: Identity | None = None,
-        secret: bytes | None = None,
+        secret: Secret | None = None,
         timeout_s: float = 5.0,
         in_flight_max: int = 1024,
     ) -> AsyncConnection:
@@ -370,7 +371,7 @@ class AsyncClient:
         *,
         connect_s: float = 5.0,
         identity: Identity | None = None,
-        secret: bytes | None = None,
+        secret: Secret | None = None,
         in_flight_max: int = 1024,
     ) -> None:
         self.address = Address.parse(address) if isinstance(address, str) else address

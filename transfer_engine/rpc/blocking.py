@@ -66,6 +66,7 @@ from transfer_engine.wire.handshake import (
 )
 
 if TYPE_CHECKING:
+    from transfer_engine.wire.keyring import Secret
     from transfer_engine.wire.registry import Operation, Registry
 
 __all__ = ["BlockingConnection", "deadline_ms"]
@@ -116,7 +117,7 @@ class BlockingConnection:
         registry: Registry,
         *,
         identity: Identity | None = None,
-        secret: bytes | None = None,
+        secret: Secret | None = None,
         timeout_s: float = 5.0,
         versions: VersionRange = VERSIONS,
     ) -> BlockingConnection:

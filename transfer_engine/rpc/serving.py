@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from transfer_engine.errors import (
+    AuthError,
     RemoteProtocolError,
     StoreError,
     TransferTimeoutError,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from transfer_engine.rpc.entrance import Entrance
     from transfer_engine.rpc.spinning import LoopSpin
     from transfer_engine.rpc.unfinished import Unfinished
+    from transfer_engine.wire.keyring import Keyring
     from transfer_engine.wire.registry import Registry
 
 __all__ = ["WRITE_BYTES", "Connection", "Handler", "Reply", "ServerLimits", "Service"]
@@ -111,7 +113,7 @@ class Service:
     short_limits: dict[int, int]
     """Replies up to these lengths are gathered; longer ones leave alone, or not at all."""
     identity: Identity
-    secret: bytes | None
+    keyring: Keyring | None
     versions: VersionRange
     spin: LoopSpin | None
     entrance: Entrance[Connection]
@@ -142,8 +144,9 @@ class Connection(asyncio.Protocol):
         self._reply_limits = service.registry.reply_limits
         versions = service.versions
         self._handshake = ServerHandshake(
-            service.identity, secret=service.secret, versions=versions
+            service.identity, secret=service.keyring, versions=versions
         )
+        self._beyond: frozenset[int] = frozenset()  # opcodes that are not for this peer
         self._decoder = FrameDecoder(HANDSHAKE_LIMITS, replies=False, versions=versions)
         self._version = versions.newest
         self._callbacks: list[Callable[[], None]] = []
@@ -290,6 +293,7 @@ class Connection(asyncio.Protocol):
         if self._handshake.session is not None:
             session = self._session = self._handshake.session
             self._version = session.version
+            self._beyond = self._service.registry.beyond(session.rights.role)
             self._decoder.expect(
                 self._service.registry.request_limits,
                 replies=False,
@@ -340,7 +344,7 @@ class Connection(asyncio.Protocol):
         if self._backlog:
             self._backlog += frames
             return
-        handle, version = self._handle, self._version
+        handle, version, beyond = self._handle, self._version, self._beyond
         short_limits = self._service.short_limits
         out: list[bytes] = []
         waiting = 0
@@ -351,6 +355,8 @@ class Connection(asyncio.Protocol):
                 return
             left -= len(frame.body) + _REQUEST_BYTES
             try:
+                if frame.opcode in beyond:
+                    raise self._not_allowed(frame)
                 reply = handle(self, frame)
             except Exception as error:
                 encoded = self._error(frame, error)
@@ -386,6 +392,13 @@ class Connection(asyncio.Protocol):
             self._grew()
         if self._blocked:
             self._stop_reading([])
+
+    def _not_allowed(self, frame: Frame) -> AuthError:
+        """Say what is for others only. Raises RemoteProtocolError for what is no request."""
+        registry = self._service.registry
+        operation = registry.by_opcode[frame.opcode]
+        subject = registry.subject(operation.request.unpack(frame.body))
+        return self.session.rights.refusal(operation.needs, operation.name, subject)
 
     def _let_others(self, out: list[bytes], backlog: list[Frame]) -> None:
         """Send what was answered, and go on once every other connection was heard."""
@@ -531,6 +544,18 @@ class Connection(asyncio.Protocol):
                     REFUSED, encode_error(gave_way()), flags=REPLY | ERROR, version=self._version
                 )
             )
+
+    def end_unless_holds(self, keyring: Keyring) -> None:
+        """End a session whose rights have ended."""
+        if self._session is not None and not keyring.holds(self._session.rights):
+            rights = self._session.rights
+            self._tell("revoked", f"the credential of {rights.principal} holds no more")
+            self._hang_up(
+                encode_frame(
+                    REFUSED, encode_error(rights.ended()), flags=REPLY | ERROR,
+                    version=self._version,
+                )
+            )  # fmt: skip
 
     def drop(self, why: str) -> None:
         """End at once: the peer asks for more than it gets."""

@@ -26,6 +26,7 @@ from transfer_engine.wire.handshake import ClientHandshake
 
 if TYPE_CHECKING:
     from transfer_engine.rpc.networks import Objection
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["dial"]
 
@@ -36,7 +37,7 @@ def dial(
     address: tuple[str, int],
     instance: bytes | None,
     *,
-    secret: bytes | None,
+    secret: Secret | None,
     deadline: float,
     features: tuple[str, ...] = (),
     objection: Objection | None = None,
@@ -86,7 +87,7 @@ def dial(
 def _greet(
     link: Link,
     instance: bytes | None,
-    secret: bytes | None,
+    secret: Secret | None,
     features: tuple[str, ...],
 ) -> frozenset[str]:
     handshake = ClientHandshake(identity("client", features=features), secret=secret)

@@ -1,12 +1,12 @@
 """Meeting strangers at a data port: one thread takes the handshakes of all of them.
 
-    greeter = Greeter(listener, entrance, begin, serve)     # `thread` accepts and shakes hands
+    greeter = Greeter(listener, entrance, begin, serve, None)    # `thread` accepts, shakes hands
     greeter.thread.start()
 
 Whoever connects is a stranger (`rpc.entrance`) until its handshake has ended, and has no thread:
 sockets that do not block, and a deadline for all of it. Who is known then is given to `serve`, with
 a thread of its own. What a stranger does wrong costs its connection, and a line of the log once in
-a while.
+a while. Where credentials can be taken back, `end_revoked` is called every second.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from transfer_engine.lasting import LastingThread
 from transfer_engine.rpc.entrance import HANDSHAKE_S, tcp_idle_s
 from transfer_engine.transports.stream import Link, handshake_decoder
 from transfer_engine.wire.handshake import HANDSHAKE_BYTES_MAX, refusal
+from transfer_engine.wire.keyring import LOOK_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,11 +74,14 @@ class Greeter:
         entrance: Entrance[Guest],
         begin: Callable[[], ServerHandshake],
         serve: Callable[[Guest, Session], None],
+        end_revoked: Callable[[], object] | None,
     ) -> None:
         self._listener = listener
         self._entrance = entrance
         self._begin = begin
         self._serve = serve
+        self._end_revoked = end_revoked
+        self._look_at = 0.0
         listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
@@ -95,10 +99,16 @@ class Greeter:
         if waiting:
             self._accept()
         self._end_overdue()
+        if self._end_revoked is not None and time.monotonic() >= self._look_at:
+            self._end_revoked()
+            self._look_at = time.monotonic() + LOOK_S
 
     def _patience_s(self) -> float | None:
         first = next(iter(self._strangers), None)
-        return None if first is None else max(0.0, first.deadline - time.monotonic())
+        patience_s = None if first is None else max(0.0, first.deadline - time.monotonic())
+        if self._end_revoked is None:
+            return patience_s
+        return LOOK_S if patience_s is None else min(patience_s, LOOK_S)
 
     def _accept(self) -> None:
         try:
@@ -206,7 +216,7 @@ class Greeter:
         self._release(guest)
         try:
             guest.link = Link(guest.sock, guest.peer)
-            guest.link.read_only = session.read_only
+            guest.link.grant(session.rights)
             threading.Thread(
                 target=self._serve,
                 args=(guest, session),

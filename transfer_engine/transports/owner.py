@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transfer_engine.notify import PeerService
     from transfer_engine.segments.mapping import Mapping
     from transfer_engine.transports.reachable import Tables
+    from transfer_engine.wire.keyring import Keyring
 
 __all__ = ["Owner", "Served", "may_open"]
 
@@ -52,7 +53,7 @@ class Owner(Protocol):
     """The process, as `TransferServer` shows it to its listeners."""
 
     instance: bytes
-    secret: bytes | None
+    keyring: Keyring | None
     peer_service: PeerService
     tables: Tables
 

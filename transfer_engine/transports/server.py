@@ -31,6 +31,7 @@ from transfer_engine.transports.rdma_server import RdmaServer
 from transfer_engine.transports.reachable import Tables
 from transfer_engine.transports.shm_server import ShmServer
 from transfer_engine.transports.tcp_server import TcpServer
+from transfer_engine.wire.keyring import guarding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from transfer_engine.base import Access, AccessHook
     from transfer_engine.notify import Notification
     from transfer_engine.transports.owner import Served
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["TransferServer"]
 
@@ -65,7 +67,7 @@ class TransferServer:
         unix: str | None = "auto",
         rails: Sequence[str] = (),
         rdma: bool = True,
-        secret: bytes | None = None,
+        secret: Secret | None = None,
         insecure: bool = False,
         authorize: AccessHook | None = None,
         advertise_host: str | None = None,
@@ -74,7 +76,7 @@ class TransferServer:
     ) -> None:
         load_kernels()
         self.instance = secrets.token_bytes(16)
-        self.secret = secret
+        self.keyring = guarding(secret)
         self._authorize = authorize
         self._segments: dict[bytes, Served] = {}
         self._described: dict[bytes, SegmentDescriptor] = {}
