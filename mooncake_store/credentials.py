@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Entry", "NamedKeyring", "credential_of", "entries", "guard_of", "make", "pool_secret_in",
-    "revoke", "rotate", "secret_in", "text_of",
+    "revoke", "rotate", "secret_in", "text_of", "write_text",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,8 @@ _FILE_BYTES_MAX = 1 << 16
 _PROOFS_HELD = 7
 _SUFFIX = ".json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_TEXT = re.compile(rb"mooncake:([A-Za-z0-9][A-Za-z0-9._-]{0,63}):([0-9a-f]{64})")
+_BEGINNING = b"mooncake:"
+_TEXT = re.compile(_BEGINNING + rb"([A-Za-z0-9][A-Za-z0-9._-]{0,63}):([0-9a-f]{64})")
 
 
 class _Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -228,10 +229,26 @@ def text_of(principal: str, secret: str) -> str:
     return f"mooncake:{principal}:{secret}"
 
 
+def write_text(file: Path, text: str) -> None:
+    """Write a credential into a file that only this user can read. Raises ConfigError."""
+    with _written(file):
+        write_whole(file, f"{text}\n".encode())
+
+
 def credential_of(text: bytes) -> Credential | None:
-    """Return the credential that a line means; None for a pool's secret."""
+    """Return the credential that a line means; None for a pool's secret.
+
+    Raises ConfigError for a damaged one.
+    """
+    if not text.startswith(_BEGINNING):
+        return None
     found = _TEXT.fullmatch(text)
-    return None if found is None else Credential(found[1].decode(), found[2])
+    if found is None:
+        raise ConfigError(
+            "a credential is damaged: it is not mooncake:NAME:SECRET",
+            advice="write the whole line that `mooncake secret make` or `rotate` has printed",
+        )
+    return Credential(found[1].decode(), found[2])
 
 
 def _files(directory: Path) -> dict[str, _Mark]:
@@ -259,7 +276,9 @@ def _files(directory: Path) -> dict[str, _Mark]:
 
 
 def _entry(directory: Path, principal: str) -> Entry:
-    path, content = read_private(str(directory / (principal + _SUFFIX)), _FILE_BYTES_MAX)
+    path, content = read_private(str(directory / (principal + _SUFFIX)), _FILE_BYTES_MAX + 1)
+    if len(content) > _FILE_BYTES_MAX:
+        raise ConfigError(f"{path} is no credential: it has more than {_FILE_BYTES_MAX} bytes")
     try:
         return msgspec.json.decode(content, type=Entry)
     except (msgspec.DecodeError, RecursionError) as error:

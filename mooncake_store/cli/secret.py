@@ -2,6 +2,7 @@
 
 import time
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,6 +18,12 @@ DirectoryArgument = Annotated[
     ),
 ]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Whose credential it is.")]
+
+
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="Write it there, for this user alone, unseen."),
+]
 
 
 class RoleName(StrEnum):
@@ -52,8 +59,8 @@ def reader(
 @app.command(
     epilog=examples(
         (
-            "(umask 077; mooncake secret make /etc/mooncake/credentials alice > alice.secret)",
-            "may read and write every namespace; clients name the file as --secret-file",
+            "mooncake secret make /etc/mooncake/credentials alice --out alice.secret",
+            "may read and write; clients are given the file as --secret-file",
         ),
         (
             "mooncake secret make /etc/mooncake/credentials batch --role reader --namespace team-a"
@@ -76,6 +83,7 @@ def make(
     lasts: Annotated[
         str | None, typer.Option("--for", metavar="DURATION", help="When it ends. Never.")
     ] = None,
+    out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a credential, and print what its principal puts into a file of his.
@@ -91,10 +99,15 @@ def make(
     text = credentials.make(
         directory, name, Role[role.value.upper()], namespaces=namespaces or (), until=until
     )
-    emit({"credential": text}, as_json=as_json, human=lambda: text)
+    _tell(text, out, as_json=as_json)
 
 
-@app.command("list", epilog=examples(("mooncake secret list /etc/mooncake/credentials", "")))
+@app.command(
+    "list",
+    epilog=examples(
+        ("mooncake secret list /etc/mooncake/credentials", "whose there are, and until when")
+    ),
+)
 def list_(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
     """List whose credentials there are, and what they allow; no secret is shown."""
     from mooncake_store import credentials
@@ -154,6 +167,7 @@ def rotate(
     keep: Annotated[
         str, typer.Option("--keep", metavar="DURATION", help="For how long the old one holds.")
     ] = "1h",
+    out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Give a principal another secret, and print it; what it allows stays as it is."""
@@ -161,16 +175,29 @@ def rotate(
     from mooncake_store.units import parse_duration
 
     text = credentials.rotate(directory, name, keep_s=parse_duration(keep))
-    emit({"credential": text}, as_json=as_json, human=lambda: text)
+    _tell(text, out, as_json=as_json)
 
 
-@app.command(epilog=examples(("mooncake secret revoke /etc/mooncake/credentials alice", "")))
+@app.command(
+    epilog=examples(("mooncake secret revoke /etc/mooncake/credentials alice", "her sessions end"))
+)
 def revoke(directory: DirectoryArgument, name: NameArgument, as_json: JsonOption = False) -> None:
     """Take a credential back: sessions that proved it end within two seconds."""
     from mooncake_store import credentials
 
     credentials.revoke(directory, name)
     emit({"revoked": name}, as_json=as_json, human=lambda: f"{name} is let in no more")
+
+
+def _tell(text: str, out: Path | None, *, as_json: bool) -> None:
+    """Print a credential, or write it to a file."""
+    from mooncake_store import credentials
+
+    if out is None:
+        emit({"credential": text}, as_json=as_json, human=lambda: text)
+        return
+    credentials.write_text(out, text)
+    emit({"file": str(out)}, as_json=as_json, human=lambda: f"written to {out}")
 
 
 def _day(until: float) -> str:

@@ -141,5 +141,5 @@ def test_a_wrong_secret_is_refused(cluster, files):
 
 
 def test_the_command_prints_it(files, capsys):
-    assert main(["secret", files["full"]]) == 0
+    assert main(["secret", "reader", files["full"]]) == 0
     assert capsys.readouterr().out.strip().encode() == read_secret(files["reader"])

@@ -23,6 +23,7 @@ the protocol ends it, after one frame that says why.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -394,10 +395,12 @@ class Connection(asyncio.Protocol):
             self._stop_reading([])
 
     def _not_allowed(self, frame: Frame) -> AuthError:
-        """Say what is for others only. Raises RemoteProtocolError for what is no request."""
+        """Say that an operation is for others, and what it was about, as far as that is said."""
         registry = self._service.registry
         operation = registry.by_opcode[frame.opcode]
-        subject = registry.subject(operation.request.unpack(frame.body))
+        subject = None
+        with contextlib.suppress(StoreError):
+            subject = registry.subject(operation.request.unpack(frame.body))
         return self.session.rights.refusal(operation.needs, operation.name, subject)
 
     def _let_others(self, out: list[bytes], backlog: list[Frame]) -> None:
