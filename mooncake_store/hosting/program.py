@@ -116,13 +116,13 @@ class _ShardHost:
     async def run(self, on_ready: Callable[[dict[str, Any]], object]) -> None:
         """Lead what the master says, until told to stop; raises what broke a shard."""
         config = self._config
-        server = Server(HOST, self._handle, secret=self._secret)
+        server = Server(HOST, self._handle, secret=self._secret, insecure=config.insecure)
         stopping = asyncio.ensure_future(self._stop.wait())
         with ExitStack() as undo:
             undo.enter_context(held(self._path))
             self._number = number_of(self._path)
             try:
-                address = await server.listen(config.host, config.port, insecure=config.insecure)
+                address = await server.listen(config.host, config.port)
                 self._address = str(address)
                 serving = asyncio.ensure_future(self._serve(on_ready))
                 ends: set[asyncio.Future[Any]] = {serving, stopping}

@@ -220,6 +220,7 @@ def shard_server(
         service.handle,
         identity=Identity(SHARD.service, role="server", cluster=cluster),
         secret=guard_of(secret, config.credentials),
+        insecure=config.insecure,
         limits=ServerLimits(
             connections_max=config.connections_max,
             awake_bytes_max=frame_bytes(BRIEF_BYTES_MAX),

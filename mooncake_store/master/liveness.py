@@ -176,8 +176,10 @@ class Liveness:
             own_loop = asyncio.get_running_loop()
             self._stop = lambda: own_loop.call_soon_threadsafe(stop.set)
             self._loop = own_loop
-            async with Server(LIVENESS, self._handle, secret=secret, limits=limits) as server:
-                tell(await server.listen(host, 0, insecure=insecure))
+            async with Server(
+                LIVENESS, self._handle, secret=secret, insecure=insecure, limits=limits
+            ) as server:
+                tell(await server.listen(host, 0))
                 self._checked_ns = self._now()
                 checks = own_loop.create_task(keep_going("looking for silent workers", self._check))
                 await stop.wait()

@@ -161,9 +161,15 @@ class Master:
         service = ClusterService(cluster.handlers, lambda: cluster.begun, self._standbys.fence)
         try:
             guard = guard_of(self._secret, config.credentials)
-            server = Server(CLUSTER, service.handle, secret=guard, limits=server_limits(config))
+            server = Server(
+                CLUSTER,
+                service.handle,
+                secret=guard,
+                insecure=config.insecure,
+                limits=server_limits(config),
+            )
             self._servers.append(server)
-            address = await server.listen(config.host, config.port, insecure=config.insecure)
+            address = await server.listen(config.host, config.port)
             state = self._state = StateDirectory.of(config)
             if state.path is not None:
                 check_handed_over(state.path)
@@ -385,7 +391,7 @@ class Master:
         service.failure.add_done_callback(lambda done: _pass_on(done, failed))
         server = shard_server(config, service, name, self._secret)
         self._servers.append(server)
-        address = await server.listen(config.host, 0, insecure=config.insecure)
+        address = await server.listen(config.host, 0)
         service.start()
         self._seats[0].take(LocalShard(service.site, service.shipping), address)
         return service.site.kept

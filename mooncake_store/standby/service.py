@@ -472,10 +472,11 @@ async def follow_until_promoted(
     """
     standby = Standby(config, masters, secret, ahead, counts=not masters.by_etcd)
     desk = Desk(standby)
-    server = Server(wire.CLUSTER, desk.handle, secret=guard_of(secret, config.credentials))
+    guard = guard_of(secret, config.credentials)
+    server = Server(wire.CLUSTER, desk.handle, secret=guard, insecure=config.insecure)
     ending = asyncio.ensure_future(stop.wait())
     try:
-        address = await server.listen(config.host, config.port, insecure=config.insecure)
+        address = await server.listen(config.host, config.port)
         beginning: asyncio.Future[None] = asyncio.ensure_future(standby.begin(str(address)))
         await _first_of(beginning, ending)
         if ending.done():

@@ -54,7 +54,10 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 class Server:
-    """Serves one registry of operations on any number of addresses."""
+    """Serves one registry of operations on any number of addresses.
+
+    Without a `secret` it serves its own user on this host, and with `insecure` whoever comes.
+    """
 
     def __init__(
         self,
@@ -63,11 +66,13 @@ class Server:
         *,
         identity: Identity | None = None,
         secret: Secret | None = None,
+        insecure: bool = False,
         limits: ServerLimits | None = None,
         versions: VersionRange = VERSIONS,
     ) -> None:
         limits = limits or ServerLimits()
         keyring = guarding(secret)
+        self._insecure = insecure
         self.loop = asyncio.get_running_loop()
         self._entrance = Entrance[Connection](
             f"the {registry.service} port",
@@ -82,6 +87,7 @@ class Server:
             {opcode: min(limit, WRITE_BYTES) for opcode, limit in registry.reply_limits.items()},
             identity or Identity(registry.service, role="server"),
             keyring,
+            keyring is None and not insecure,
             versions,
             LoopSpin(self.loop) if limits.awake_bytes_max else None,
             self._entrance,
@@ -101,12 +107,13 @@ class Server:
         """How many peers are connected."""
         return self._entrance.guests
 
-    async def listen(self, host: str, port: int, *, insecure: bool = False) -> Address:
+    async def listen(self, host: str, port: int) -> Address:
         """Listen on TCP and return the address, with the port the system chose for 0.
 
         Raises ConfigError as `bound` does.
         """
-        return await self.serve(bound(host, port, secret=self._service.keyring, insecure=insecure))
+        keyring, insecure = self._service.keyring, self._insecure
+        return await self.serve(bound(host, port, secret=keyring, insecure=insecure))
 
     async def serve(self, sockets: Sequence[socket.socket]) -> Address:
         """Listen on sockets that are bound; return the address of the first one.

@@ -39,6 +39,7 @@ from transfer_engine.errors import (
 from transfer_engine.rpc.address import tune
 from transfer_engine.rpc.entrance import HANDSHAKE_S, tcp_idle_s
 from transfer_engine.rpc.failures import gave_way
+from transfer_engine.rpc.neighbours import stranger
 from transfer_engine.wire.faults import encode_error
 from transfer_engine.wire.frame import (
     ERROR,
@@ -115,6 +116,8 @@ class Service:
     """Replies up to these lengths are gathered; longer ones leave alone, or not at all."""
     identity: Identity
     keyring: Keyring | None
+    own_user: bool
+    """Whether other users of this host are sent away."""
     versions: VersionRange
     spin: LoopSpin | None
     entrance: Entrance[Connection]
@@ -288,7 +291,7 @@ class Connection(asyncio.Protocol):
                 self._tell("refused", str(self._handshake.failure))
                 self._hang_up(answer)
                 return
-            if not self._has_place():
+            if self._is_stranger() or not self._has_place():
                 return
             self._transport.write(answer)
         if self._handshake.session is not None:
@@ -323,6 +326,19 @@ class Connection(asyncio.Protocol):
             )
             self._tell("full", f"all {entrance.sessions_max} connections are at work")
         return admitted
+
+    def _is_stranger(self) -> bool:
+        """Whether it is another user of this host, who is told so and leaves."""
+        if self._handshake.session is None or not self._service.own_user or self._socket is None:
+            return False
+        try:
+            error = stranger(self._socket)
+        except OSError:  # it left
+            return True
+        if error is not None:
+            self._tell("refused", error.what)
+            self._hang_up(refusal(error))
+        return error is not None
 
     def _tell(self, kind: str, what: str) -> None:
         self._service.entrance.tell(kind, f"{self.peer}: {what}")

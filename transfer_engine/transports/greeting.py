@@ -1,12 +1,13 @@
 """Meeting strangers at a data port: one thread takes the handshakes of all of them.
 
-    greeter = Greeter(listener, entrance, begin, serve, None)    # `thread` accepts, shakes hands
+    greeter = Greeter(listener, entrance, begin, serve, None, own_user=True)
     greeter.thread.start()
 
-Whoever connects is a stranger (`rpc.entrance`) until its handshake has ended, and has no thread:
-sockets that do not block, and a deadline for all of it. Who is known then is given to `serve`, with
-a thread of its own. What a stranger does wrong costs its connection, and a line of the log once in
-a while. Where credentials can be taken back, `end_revoked` is called every second.
+Its `thread` accepts and shakes hands. Whoever connects is a stranger (`rpc.entrance`) until its
+handshake has ended, and has no thread: sockets that do not block, and a deadline for all of it. Who
+is known then is given to `serve`, with a thread of its own. What a stranger does wrong costs its
+connection, and a line of the log once in a while. Where credentials can be taken back,
+`end_revoked` is called every second. With `own_user` other users of this host are sent away.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from transfer_engine.errors import (
 )
 from transfer_engine.lasting import LastingThread
 from transfer_engine.rpc.entrance import HANDSHAKE_S, tcp_idle_s
+from transfer_engine.rpc.neighbours import stranger
 from transfer_engine.transports.stream import Link, handshake_decoder
 from transfer_engine.wire.handshake import HANDSHAKE_BYTES_MAX, refusal
 from transfer_engine.wire.keyring import LOOK_S
@@ -75,12 +77,15 @@ class Greeter:
         begin: Callable[[], ServerHandshake],
         serve: Callable[[Guest, Session], None],
         end_revoked: Callable[[], object] | None,
+        *,
+        own_user: bool,
     ) -> None:
         self._listener = listener
         self._entrance = entrance
         self._begin = begin
         self._serve = serve
         self._end_revoked = end_revoked
+        self._own_user = own_user
         self._look_at = 0.0
         listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
@@ -199,6 +204,10 @@ class Greeter:
             self._turn_away(guest, "refused", failure)
             return False
         if guest.handshake.session is not None:
+            other = stranger(guest.sock) if self._own_user else None
+            if other is not None:
+                self._turn_away(guest, "refused", other)
+                return False
             admitted, idle = self._entrance.admit(guest)
             self._give_way(idle)
             if not admitted:

@@ -54,6 +54,8 @@ class Owner(Protocol):
 
     instance: bytes
     keyring: Keyring | None
+    own_user: bool
+    """Whether other users of this host are sent away."""
     peer_service: PeerService
     tables: Tables
 

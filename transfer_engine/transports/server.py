@@ -55,8 +55,8 @@ class TransferServer:
     `tcp` is "host:port" (port 0: any free one) or None; `unix` is "@name", a path, "auto" or
     None. `rails` are further addresses, each on a network of its own: large batches use all.
     `rdma` offers RDMA as well where this host has a card; clients ask for it over `tcp`.
-    Without a `secret`, only loopback addresses are bound unless `insecure`. `authorize`
-    sees every batch before bytes move and answers True, False or one bool per request.
+    Without a `secret`, only loopback addresses are bound, for its own user, unless `insecure`.
+    `authorize` sees every batch before bytes move and answers True, False or one bool per request.
     `patience_s` bounds how long a peer may stall in the middle of a message.
     """
 
@@ -77,6 +77,7 @@ class TransferServer:
         load_kernels()
         self.instance = secrets.token_bytes(16)
         self.keyring = guarding(secret)
+        self.own_user = self.keyring is None and not insecure
         self._authorize = authorize
         self._segments: dict[bytes, Served] = {}
         self._described: dict[bytes, SegmentDescriptor] = {}

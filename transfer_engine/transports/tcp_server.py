@@ -125,6 +125,7 @@ class TcpServer:
             self._handshake,
             self._serve,
             self._end_revoked if fickle else None,
+            own_user=owner.own_user,
         )
         self.acceptor = self._greeter.thread
         self.acceptor.start()
