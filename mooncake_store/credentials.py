@@ -24,7 +24,7 @@ import stat
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypedDict
 
 import msgspec
 
@@ -37,9 +37,11 @@ from transfer_engine.wire.rights import Rights, Role
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from mooncake_store.config.guarded import Guarded
+
 __all__ = [
-    "Entry", "NamedKeyring", "credential_of", "entries", "guard_of", "make", "pool_secret_in",
-    "revoke", "rotate", "secret_in", "text_of", "write_text",
+    "Entry", "Gate", "NamedKeyring", "credential_of", "entries", "gate_of", "make",
+    "pool_secret_in", "revoke", "rotate", "secret_in", "text_of", "write_text",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -334,6 +336,20 @@ def pool_secret_in(path: str) -> bytes | None:
     )
 
 
-def guard_of(secret: bytes | Keyring | None, directory: str) -> bytes | Keyring | None:
-    """Return what the servers of a program believe. Raises ConfigError."""
-    return NamedKeyring(secret, directory) if directory and secret is not None else secret
+class Gate(TypedDict):
+    """Who comes in at a server, as those take it."""
+
+    secret: bytes | Keyring | None
+    insecure: bool
+    reached_as: tuple[str, ...]
+
+
+def gate_of(config: Guarded, secret: bytes | Keyring | None) -> Gate:
+    """Return who comes in at the servers of a program. Raises ConfigError."""
+    if config.credentials and secret is not None:
+        secret = NamedKeyring(secret, config.credentials)
+    return {
+        "secret": secret,
+        "insecure": config.insecure,
+        "reached_as": config.reached_as,
+    }

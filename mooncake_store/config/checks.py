@@ -144,17 +144,8 @@ def check_networks(table: str, networks: tuple[str, ...]) -> None:
         raise Contradiction(f"{table}.data_networks: {error.what}", "data_networks") from None
 
 
-def check_exposure(
-    table: str, host: str, secret_file: str, insecure: bool, credentials: str = ""
-) -> None:
+def check_exposure(table: str, host: str, secret_file: str, insecure: bool) -> None:
     """Refuse an address that others reach and that nothing guards."""
-    if credentials and not secret_file:
-        raise Contradiction(
-            f"{table}.credentials say who comes in beside those who know the secret, so set "
-            "secret_file as well",
-            "credentials",
-            "secret_file",
-        )
     if insecure and secret_file:
         raise Contradiction(
             f"{table}.insecure and {table}.secret_file exclude each other: leave out one of them",
@@ -171,14 +162,8 @@ def check_exposure(
         )
 
 
-def check_rails(
-    table: str,
-    rails: tuple[str, ...],
-    transports: tuple[str, ...],
-    secret_file: str,
-    insecure: bool,
-) -> None:
-    """Refuse further addresses that nobody would use, that are none, or that nothing guards."""
+def check_rails(table: str, rails: tuple[str, ...], transports: tuple[str, ...]) -> None:
+    """Refuse further addresses that nobody would use, or that are none."""
     if rails and "tcp" not in transports:
         raise Contradiction(
             f"{table}.rails are addresses for tcp, which {table}.transports leaves out",
@@ -187,7 +172,6 @@ def check_rails(
         )
     for rail in rails:
         check_address(table, "rails", rail, split_rail)
-        check_exposure(table, split_rail(rail)[0], secret_file, insecure)
 
 
 def check_cold(

@@ -43,17 +43,9 @@ SecretFile = Annotated[
         extra={"general": ("", "secret_file")},
     ),
 ]
-Credentials = Annotated[
-    str,
-    Meta(
-        description="Directory with a file for each principal that is let in beside who knows the "
-        "secret, as `mooncake secret make` writes them; looked at once a second.",
-        extra={"general": ("", "credentials")},
-    ),
-]
 Insecure = Annotated[
     bool,
-    Meta(description="Accept connections from other machines without any secret."),
+    Meta(description="Accept connections from other machines and users without any secret."),
 ]
 DataNetworks = Annotated[
     tuple[str, ...],

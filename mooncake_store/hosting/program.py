@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mooncake_store.config.settings import MasterConfig
+from mooncake_store.credentials import gate_of
 from mooncake_store.hosting.leader import Leader
 from mooncake_store.master.ahead import Ahead
 from mooncake_store.master.counting import Term
@@ -76,8 +77,8 @@ RETRY_S = 0.5
 STOP_S = 4.0
 OWN = frozenset(
     {
-        "host", "port", "port_file", "state", "secret_file", "insecure", "log_level", "log_json",
-        "connections_max",
+        "host", "port", "port_file", "state", "secret_file", "credentials", "reached_as",
+        "insecure", "log_level", "log_json", "connections_max",
     }
 )  # fmt: skip
 """Settings that each host has for itself; all others are the master's."""
@@ -116,7 +117,7 @@ class _ShardHost:
     async def run(self, on_ready: Callable[[dict[str, Any]], object]) -> None:
         """Lead what the master says, until told to stop; raises what broke a shard."""
         config = self._config
-        server = Server(HOST, self._handle, secret=self._secret, insecure=config.insecure)
+        server = Server(HOST, self._handle, **gate_of(config, self._secret))
         stopping = asyncio.ensure_future(self._stop.wait())
         with ExitStack() as undo:
             undo.enter_context(held(self._path))

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from mooncake_store.clock import Clock
+    from mooncake_store.credentials import Gate
     from mooncake_store.master.doors import Door
     from transfer_engine.rpc.address import Address
     from transfer_engine.rpc.serving import Connection, ServerLimits
     from transfer_engine.wire.frame import Frame
-    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["LivenessTimes", "Liveness"]
 
@@ -151,9 +151,7 @@ class Liveness:
         with self._lock:
             return dict(each for watched in self._watched.values() for each in watched.faults)
 
-    async def start(
-        self, host: str, *, secret: Secret | None, insecure: bool, limits: ServerLimits
-    ) -> Address:
+    async def start(self, host: str, gate: Gate, limits: ServerLimits) -> Address:
         """Start the thread and return where it listens."""
         loop = asyncio.get_running_loop()
         started: asyncio.Future[Address] = loop.create_future()
@@ -176,9 +174,7 @@ class Liveness:
             own_loop = asyncio.get_running_loop()
             self._stop = lambda: own_loop.call_soon_threadsafe(stop.set)
             self._loop = own_loop
-            async with Server(
-                LIVENESS, self._handle, secret=secret, insecure=insecure, limits=limits
-            ) as server:
+            async with Server(LIVENESS, self._handle, **gate, limits=limits) as server:
                 tell(await server.listen(host, 0))
                 self._checked_ns = self._now()
                 checks = own_loop.create_task(keep_going("looking for silent workers", self._check))

@@ -24,7 +24,7 @@ import msgspec
 
 from mooncake_store import __version__
 from mooncake_store.clock import SystemClock
-from mooncake_store.credentials import guard_of
+from mooncake_store.credentials import gate_of
 from mooncake_store.master.ahead import Ahead
 from mooncake_store.master.building import (
     liveness_times,
@@ -160,12 +160,11 @@ class Master:
         cluster = self._cluster = Cluster(self._clock, seats, self._standbys)
         service = ClusterService(cluster.handlers, lambda: cluster.begun, self._standbys.fence)
         try:
-            guard = guard_of(self._secret, config.credentials)
+            gate = gate_of(config, self._secret)
             server = Server(
                 CLUSTER,
                 service.handle,
-                secret=guard,
-                insecure=config.insecure,
+                **gate,
                 limits=server_limits(config),
             )
             self._servers.append(server)
@@ -187,12 +186,7 @@ class Master:
             if life is None or not (hosts.begin() and kept):
                 life = secrets.randbits(64)
             liveness = self._liveness = self._new_liveness(cluster)
-            pulse = await liveness.start(
-                config.host,
-                secret=guard,
-                insecure=config.insecure,
-                limits=server_limits(config),
-            )
+            pulse = await liveness.start(config.host, gate, server_limits(config))
             facts = ClusterFacts(
                 cluster=state.kept.cluster,
                 epoch=self.epoch,

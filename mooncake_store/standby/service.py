@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mooncake_store import __version__
-from mooncake_store.credentials import guard_of
+from mooncake_store.credentials import gate_of
 from mooncake_store.journal.origin import Origin
 from mooncake_store.master.building import load_kernels
 from mooncake_store.master.kept_files import unusable, write_whole
@@ -472,8 +472,7 @@ async def follow_until_promoted(
     """
     standby = Standby(config, masters, secret, ahead, counts=not masters.by_etcd)
     desk = Desk(standby)
-    guard = guard_of(secret, config.credentials)
-    server = Server(wire.CLUSTER, desk.handle, secret=guard, insecure=config.insecure)
+    server = Server(wire.CLUSTER, desk.handle, **gate_of(config, secret))
     ending = asyncio.ensure_future(stop.wait())
     try:
         address = await server.listen(config.host, config.port)

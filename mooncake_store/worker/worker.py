@@ -45,7 +45,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mooncake_store.credentials import guard_of
+from mooncake_store.credentials import gate_of
 from mooncake_store.endpoint import Etcd, host_name, split_masters, split_rail
 from mooncake_store.program.children import START_S
 from mooncake_store.program.logs import StateLog
@@ -210,8 +210,7 @@ class Worker:
             unix="auto" if "shm" in config.transports else None,
             rdma="rdma" in config.transports,
             rails=[str(Address(*split_rail(rail))) for rail in config.rails],
-            secret=guard_of(self._secret, config.credentials),
-            insecure=config.insecure,
+            **gate_of(config, self._secret),
             advertise_host=_towards(config.master) if config.host in ("0.0.0.0", "::") else None,
         )
 

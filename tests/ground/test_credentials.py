@@ -12,7 +12,6 @@ from mooncake_store.credentials import (
     NamedKeyring,
     credential_of,
     entries,
-    guard_of,
     pool_secret_in,
     secret_in,
 )
@@ -275,7 +274,7 @@ def test_one_credential_guards_no_port(keyring, folder):
     alone = Alone(credential_of(credentials.rotate(str(folder), "alice", keep_s=0).encode()))
     with pytest.raises(ConfigError, match="alice alone can guard no port"):
         guarding(alone)
-    assert guarding(guard_of(alone, str(folder))).accepted("alice")
+    assert guarding(NamedKeyring(alone, str(folder))).accepted("alice")
     with pytest.raises(AuthError, match="empty"):
         guarding(b"")
 

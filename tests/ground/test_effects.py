@@ -34,8 +34,8 @@ from mooncake_store.config.settings import (
     load,
     settings_of,
 )
-from mooncake_store.credentials import Alone, credential_of, secret_in
-from mooncake_store.errors import AuthError, StoreError
+from mooncake_store.credentials import secret_in
+from mooncake_store.errors import StoreError
 from mooncake_store.master.building import liveness_times
 from mooncake_store.master.liveness import Liveness
 from mooncake_store.master.running import serve_master
@@ -65,6 +65,12 @@ from tests.ground.of_clients import (
     stored,
     threads_of_the_engine,
 )
+from tests.ground.of_gates import (
+    master_meets_alice,
+    reached_through_a_tunnel,
+    worker_meets_alice,
+    worker_reached_through_a_tunnel,
+)
 from tests.ground.of_shards import (
     checks,
     events_that_are_left,
@@ -91,8 +97,6 @@ from tests.master.wires import ClusterWire, descriptor
 from tests.serving.scheduling.test_placement import costs
 from tests.waiting import PATIENCE_S, until
 from transfer_engine import SegmentDescriptor
-from transfer_engine.notify import Alive, Probe
-from transfer_engine.transports.calling import ask_at
 from transfer_engine.wire.rights import Role
 
 MIB = 1 << 20
@@ -169,38 +173,6 @@ def ways_of_a_worker_to_10_0_0_1(given):
             return worker._copier._engine.explain(known)
         finally:
             worker.stop(leases_s=0.0)
-
-
-def alice_of(given):
-    """What alice proves, and what the pool's secret is."""
-    folder = Path(given["secret_file"]).parent / "credentials"
-    text = credentials.rotate(str(folder), "alice", keep_s=0)
-    return Alone(credential_of(text.encode())), secret_in(given["secret_file"])
-
-
-def master_meets_alice(given):
-    alice, secret = alice_of(given)
-    with LocalCluster(0, in_process=True, secret=secret, master=given) as cluster:
-        try:
-            ClusterWire(cluster.address, secret=alice).close()
-        except AuthError:
-            return "refused"
-        return "let in"
-
-
-def worker_meets_alice(given):
-    alice, secret = alice_of(given)
-    settings = {"segments": "1MiB", "transports": "tcp", **given}
-    with LocalCluster(1, in_process=True, secret=secret, worker=settings) as cluster:
-        known = ClusterWire(cluster.address, secret=secret)
-        [segment] = known.segments()
-        known.close()
-        found = SegmentDescriptor.decode(segment.descriptor)
-        try:
-            ask_at(f"{found.tcp_host}:{found.tcp_port}", Probe(), Alive, alice, 30)
-        except AuthError:
-            return "refused"
-        return "let in"
 
 
 def granted(given):
@@ -434,6 +406,9 @@ OBSERVED = {
     "master.credentials": Observation(
         {"credentials": CREDENTIALS}, master_meets_alice, {"secret_file": SECRET}
     ),
+    "master.reached_as": Observation(
+        {"reached_as": "127.0.0.1"}, reached_through_a_tunnel, {"secret_file": SECRET}
+    ),
     "master.data_networks": Observation({"data_networks": "10.1.0.0/16"}, mounted_at_10_0_0_1),
     "master.insecure": Observation({"insecure": True}, refused(MasterConfig, host="0.0.0.0")),
     "master.port_file": Observation(
@@ -508,6 +483,9 @@ OBSERVED = {
     "worker.secret_file": Observation({"secret_file": SECRET}, started(WorkerConfig)),
     "worker.credentials": Observation(
         {"credentials": CREDENTIALS}, worker_meets_alice, {"secret_file": SECRET}
+    ),
+    "worker.reached_as": Observation(
+        {"reached_as": "any"}, worker_reached_through_a_tunnel, {"secret_file": SECRET}
     ),
     "worker.data_networks": Observation(
         {"data_networks": "127.0.0.0/8"}, ways_of_a_worker_to_10_0_0_1

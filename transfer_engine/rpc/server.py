@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from transfer_engine.errors import ConfigError
 from transfer_engine.rpc.address import Address, check_private
 from transfer_engine.rpc.entrance import STALL_S, Entrance
+from transfer_engine.rpc.reached import Reached
 from transfer_engine.rpc.serving import WRITE_BYTES, Connection, Handler, ServerLimits, Service
 from transfer_engine.rpc.spinning import LoopSpin
 from transfer_engine.rpc.unfinished import SWEEP_S, Unfinished
@@ -57,6 +58,7 @@ class Server:
     """Serves one registry of operations on any number of addresses.
 
     Without a `secret` it serves its own user on this host, and with `insecure` whoever comes.
+    `reached_as` names further addresses that lead here (`rpc.reached`).
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Server:
         identity: Identity | None = None,
         secret: Secret | None = None,
         insecure: bool = False,
+        reached_as: Sequence[str] = (),
         limits: ServerLimits | None = None,
         versions: VersionRange = VERSIONS,
     ) -> None:
@@ -88,6 +91,7 @@ class Server:
             identity or Identity(registry.service, role="server"),
             keyring,
             keyring is None and not insecure,
+            Reached(reached_as),
             versions,
             LoopSpin(self.loop) if limits.awake_bytes_max else None,
             self._entrance,

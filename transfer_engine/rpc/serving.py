@@ -62,6 +62,7 @@ from transfer_engine.wire.handshake import (
 
 if TYPE_CHECKING:
     from transfer_engine.rpc.entrance import Entrance
+    from transfer_engine.rpc.reached import Reached
     from transfer_engine.rpc.spinning import LoopSpin
     from transfer_engine.rpc.unfinished import Unfinished
     from transfer_engine.wire.keyring import Keyring
@@ -118,6 +119,7 @@ class Service:
     keyring: Keyring | None
     own_user: bool
     """Whether other users of this host are sent away."""
+    reached: Reached
     versions: VersionRange
     spin: LoopSpin | None
     entrance: Entrance[Connection]
@@ -148,7 +150,7 @@ class Connection(asyncio.Protocol):
         self._reply_limits = service.registry.reply_limits
         versions = service.versions
         self._handshake = ServerHandshake(
-            service.identity, secret=service.keyring, versions=versions
+            service.identity, secret=service.keyring, versions=versions, objection=self._objection
         )
         self._beyond: frozenset[int] = frozenset()  # opcodes that are not for this peer
         self._decoder = FrameDecoder(HANDSHAKE_LIMITS, replies=False, versions=versions)
@@ -271,6 +273,11 @@ class Connection(asyncio.Protocol):
         self._resumed.clear()
 
     # Handshake.
+
+    def _objection(self, dialled: str) -> str | None:
+        if self._socket is None:
+            return None
+        return self._service.reached.objection(dialled, self._socket.getsockname())
 
     def _identify(self, sock: Any, peername: Any) -> None:
         if sock is None:

@@ -21,6 +21,7 @@ from transfer_engine.errors import (
     UnavailableError,
 )
 from transfer_engine.rpc.networks import connect
+from transfer_engine.rpc.reached import end_of
 from transfer_engine.transports.stream import Link, handshake_decoder, identity
 from transfer_engine.wire.handshake import ClientHandshake
 
@@ -92,7 +93,7 @@ def _greet(
 ) -> frozenset[str]:
     handshake = ClientHandshake(identity("client", features=features), secret=secret)
     decoder = handshake_decoder()
-    link.send(handshake.start())
+    link.send(handshake.start(end_of(link.sock.getpeername())))
     while handshake.session is None:
         reply = handshake.receive(link.frame(decoder))
         if reply:

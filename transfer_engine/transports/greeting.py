@@ -74,7 +74,7 @@ class Greeter:
         self,
         listener: socket.socket,
         entrance: Entrance[Guest],
-        begin: Callable[[], ServerHandshake],
+        begin: Callable[[socket.socket], ServerHandshake],
         serve: Callable[[Guest, Session], None],
         end_revoked: Callable[[], object] | None,
         *,
@@ -125,7 +125,7 @@ class Greeter:
             raise
         try:
             sock.setblocking(False)
-            guest = Guest(sock, f"{address[0]}:{address[1]}", self._begin())
+            guest = Guest(sock, f"{address[0]}:{address[1]}", self._begin(sock))
             self._selector.register(sock, selectors.EVENT_READ, guest)
         except BaseException:
             sock.close()

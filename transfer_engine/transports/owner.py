@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from transfer_engine.base import Operation, Staged
     from transfer_engine.notify import PeerService
+    from transfer_engine.rpc.reached import Reached
     from transfer_engine.segments.mapping import Mapping
     from transfer_engine.transports.reachable import Tables
     from transfer_engine.wire.keyring import Keyring
@@ -56,6 +57,7 @@ class Owner(Protocol):
     keyring: Keyring | None
     own_user: bool
     """Whether other users of this host are sent away."""
+    reached: Reached
     peer_service: PeerService
     tables: Tables
 

@@ -25,6 +25,7 @@ from transfer_engine.errors import AlreadyExistsError, ConfigError, NotFoundErro
 from transfer_engine.notify import PeerService
 from transfer_engine.rdma import verbs
 from transfer_engine.rpc.address import Address, check_private
+from transfer_engine.rpc.reached import Reached
 from transfer_engine.segments.mapping import host_identity, load_kernels
 from transfer_engine.segments.memory import check_name
 from transfer_engine.transports.rdma_server import RdmaServer
@@ -56,6 +57,7 @@ class TransferServer:
     None. `rails` are further addresses, each on a network of its own: large batches use all.
     `rdma` offers RDMA as well where this host has a card; clients ask for it over `tcp`.
     Without a `secret`, only loopback addresses are bound, for its own user, unless `insecure`.
+    `reached_as` names further addresses that lead here (`rpc.reached`).
     `authorize` sees every batch before bytes move and answers True, False or one bool per request.
     `patience_s` bounds how long a peer may stall in the middle of a message.
     """
@@ -69,6 +71,7 @@ class TransferServer:
         rdma: bool = True,
         secret: Secret | None = None,
         insecure: bool = False,
+        reached_as: Sequence[str] = (),
         authorize: AccessHook | None = None,
         advertise_host: str | None = None,
         connections_max: int = 256,
@@ -77,6 +80,7 @@ class TransferServer:
         load_kernels()
         self.instance = secrets.token_bytes(16)
         self.keyring = guarding(secret)
+        self.reached = Reached(reached_as)
         self.own_user = self.keyring is None and not insecure
         self._authorize = authorize
         self._segments: dict[bytes, Served] = {}

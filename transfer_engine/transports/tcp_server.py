@@ -130,10 +130,12 @@ class TcpServer:
         self.acceptor = self._greeter.thread
         self.acceptor.start()
 
-    def _handshake(self) -> ServerHandshake:
+    def _handshake(self, sock: socket.socket) -> ServerHandshake:
         offered = () if self._rdma is None else (FEATURE,)
         return ServerHandshake(
-            identity("owner", self._owner.instance, offered), secret=self._owner.keyring
+            identity("owner", self._owner.instance, offered),
+            secret=self._owner.keyring,
+            objection=lambda dialled: self._owner.reached.objection(dialled, sock.getsockname()),
         )
 
     def _serve(self, guest: Guest, session: Session) -> None:

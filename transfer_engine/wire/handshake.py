@@ -10,10 +10,10 @@
       or, at any point                 ◄── REFUSED (reason, as an error body)
 
 A proof is HMAC-SHA256, keyed with a secret that both know, over the role of the prover and the
-digest of every handshake body so far. HELLO names service, role, version range and whose secret
-it will be (`keyring`), and both sides add a fresh nonce, so a proof is worth nothing on another
-connection, for another service, in the other direction, or after any of those fields was changed
-on the way (no downgrade). The client proves
+digest of every handshake body so far. HELLO names service, role, version range, whose secret it
+will be (`keyring`) and the address that was dialled, and both sides add a fresh nonce, so a proof
+is worth nothing on another connection, for another service, at another address, in the other
+direction, or after any of those fields was changed on the way (no downgrade). The client proves
 itself first: a port that strangers reach gives them nothing to test guesses against.
 
 The state machines hold no socket and no clock: frames go in, bytes come out. The server never
@@ -30,7 +30,7 @@ import hashlib
 import hmac
 import os
 from dataclasses import dataclass, field, replace
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import msgspec
 
@@ -44,6 +44,9 @@ from transfer_engine.wire.faults import ERROR_BYTES_MAX, decode_error, encode_er
 from transfer_engine.wire.frame import VERSIONS, Body, Frame, VersionRange, encode_frame
 from transfer_engine.wire.keyring import NOBODY, Keyring, Secret, keyring_of
 from transfer_engine.wire.rights import EVERYTHING, Rights, Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "HANDSHAKE_BYTES_MAX",
@@ -85,6 +88,7 @@ class _Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     features: _Features
     nonce: _Nonce
     principal: _Text = ""
+    dialled: _Text = ""
 
 
 class _Challenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
@@ -168,14 +172,14 @@ class ClientHandshake:
         self._transcript = hashlib.sha256()
         self._challenged: int | None = None
 
-    def start(self) -> bytes:
-        """Return the first frame to send."""
+    def start(self, dialled: str = "") -> bytes:
+        """Return the first frame to send, which says what was dialled to get here."""
         me = self._identity
         body = _HELLO.pack(
             _Hello(
                 self._versions.oldest, self._versions.newest, me.service, me.role, me.instance,
                 me.cluster, list(me.features), os.urandom(NONCE_BYTES),
-                self._own.principal if self._own else "",
+                self._own.principal if self._own else "", dialled,
             )
         )  # fmt: skip
         _absorb(self._transcript, body)
@@ -242,6 +246,7 @@ class ClientHandshake:
 class ServerHandshake:
     """The side that listens: send what `receive` returns; then look at `session` and `failure`.
 
+    `objection` says what is against who dialled an address, where a secret is asked for.
     Exactly one of the two is set at the end. After a failure, what was returned says why to the
     peer (possibly nothing), and the connection must be closed once it is sent.
     """
@@ -252,12 +257,14 @@ class ServerHandshake:
         *,
         secret: Secret | None = None,
         versions: VersionRange = VERSIONS,
+        objection: Callable[[str], str | None] | None = None,
     ) -> None:
         self._keyring: Keyring | None = keyring_of(secret)
         self.session: Session | None = None
         self.failure: StoreError | None = None
         self._identity = identity
         self._principal = ""
+        self._objection = objection
         self._secret: bytes | None = None  # that the client has proved
         self._versions = versions
         self._transcript = hashlib.sha256()
@@ -301,6 +308,13 @@ class ServerHandshake:
         if self._keyring is None:
             return self._welcome(self._agreed)
         self._principal = hello.principal
+        against = None if self._objection is None else self._objection(hello.dialled)
+        if against is not None:
+            raise AuthError(
+                against,
+                advice=f"if a service, forwarded port or tunnel leads here: reached_as = "
+                f"{hello.dialled}, or any",
+            )
         challenge = _CHALLENGE.pack(_Challenge(version, os.urandom(NONCE_BYTES)))
         _absorb(self._transcript, challenge)
         return encode_frame(CHALLENGE, challenge, version=version)
