@@ -23,7 +23,7 @@ from tests.core.lab import MIB, SECOND
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 KEYS = 120
 KEYS_OF_WIDE_RUNS = 3000
@@ -60,7 +60,7 @@ class Rules:
     ) -> None:
         self.rng = rng
         self.wide = rng.random() < 0.15 if wide is None else wide
-        self.known = range(KEYS_OF_WIDE_RUNS if self.wide else KEYS)
+        self.known: Sequence[int] = range(KEYS_OF_WIDE_RUNS if self.wide else KEYS)
         self.known_of = [[key for key in self.known if tenant_of(key) == each] for each in (0, 1)]
         self.check_every = check_every
         config = ShardConfig(
@@ -201,7 +201,11 @@ class Rules:
 
     def upsert(self) -> None:
         keys = self._keys(4)
-        running = [item.key for item in self.model.objects.values() if item.writing]
+        running = [
+            item.key
+            for item in self.model.objects.values()
+            if item.writing and item.tenant == tenant_of(item.key)
+        ]
         if running and self.rng.random() < 0.3:  # overtake another
             keys = [self.rng.choice(running)]
         self.checked.put_start(
@@ -289,7 +293,8 @@ class Rules:
         """Within a tenant and group; also chains, swaps and keys renamed to themselves."""
         tenant, pick = 1 if self.rng.random() < 0.15 else 0, self.rng.choice
         keys = self.known_of[tenant]
-        there = [key for key in self.model.objects if tenant_of(key) == tenant] or keys
+        objects = self.model.objects.items()
+        there = [key for key, item in objects if item.tenant == tenant] or keys
         count = self.rng.randrange(0, 4)
         sources = [pick(there if self.rng.random() < 0.8 else keys) for _ in range(count)]
         targets = [

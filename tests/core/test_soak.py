@@ -12,3 +12,8 @@ from tests.soak.core import soak
 @pytest.mark.parametrize(("seed", "first"), [(1, 10_000), (2, 66_000), (3, 86_000), (5, 82_000)])
 def test_a_chunk_of_the_soak_agrees_with_the_model(seed: int, first: int) -> None:
     assert soak(seed, steps=first + 2_000, only=first, check_every=10)
+
+
+@pytest.mark.timeout(900)
+def test_a_foreign_writer_who_knows_all_digests_changes_nothing_of_others() -> None:
+    assert soak(1, steps=2_000, only=0, check_every=10, foreign=True)
