@@ -43,6 +43,8 @@ class Peer:
     tenant: int
     confined: bool = False
     """Whether its credential is for some namespaces only."""
+    who: str = ""
+    """How a log names it."""
 
 
 class Clients:

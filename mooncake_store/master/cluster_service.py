@@ -4,7 +4,8 @@
     service.also_answer({JOIN: hosts.join, ...})
     server = Server(CLUSTER, service.handle)
 
-While shards are awaited only those are answered who bring them, or ask how the master is.
+While shards are awaited only those are answered who bring them, or ask how the master is. What only
+an admin may do, and does now and then, is told to the log (`transfer_engine.audit`).
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.wire import cluster as wire
-from mooncake_store.wire.hosts import HOSTS, JOIN, SERVING, STAY
-from mooncake_store.wire.standby import PROMOTE, STANDBY
+from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, STAY
+from mooncake_store.wire.standby import PROMOTE, REGISTERS, STANDBY
+from transfer_engine import audit
 from transfer_engine.errors import UnavailableError
+from transfer_engine.wire.rights import Role
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -26,10 +29,15 @@ if TYPE_CHECKING:
     from transfer_engine.wire.frame import Frame
     from transfer_engine.wire.registry import Operation
 
-__all__ = ["ClusterService"]
+__all__ = ["REPEATED", "ClusterService", "carried_out"]
 
 _EARLY = frozenset(each.opcode for each in (wire.STATUS, JOIN, SERVING, STAY, HOSTS))
 """Answered before all shards are there; some may be on hosts that have yet to join."""
+REPEATED = frozenset({JOIN, SERVING, STAY, REGISTERS})
+"""What hosts and standbys of a pool ask for all the time: no action of anybody."""
+_ACTIONS = frozenset(
+    each.opcode for each in wire.CLUSTER if each.needs == Role.ADMIN and each not in REPEATED
+)
 
 
 class ClusterService:
@@ -57,14 +65,44 @@ class ClusterService:
             self._fence.check()
         operation = wire.CLUSTER.by_opcode[frame.opcode]
         request = operation.request.unpack(frame.body)
-        handler = self._handlers.get(frame.opcode)
-        if handler is None or not (self._begun() or frame.opcode in _EARLY):
+        return carried_out(
+            connection, operation, request, lambda: self._answer(connection, frame.opcode, request)
+        )
+
+    def _answer(self, connection: Connection, opcode: int, request: Any) -> Any:
+        handler = self._handlers.get(opcode)
+        if handler is None or not (self._begun() or opcode in _EARLY):
             raise UnavailableError("the master is starting", advice="try again in a second")
-        answer = handler(connection, request)
-        if asyncio.iscoroutine(answer):
-            return _packed(operation, answer)
-        body: bytes = operation.reply.pack(answer)
-        return body
+        return handler(connection, request)
+
+
+def carried_out(
+    connection: Connection, operation: Operation[Any, Any], request: Any, answer: Callable[[], Any]
+) -> Reply | Awaitable[Reply]:
+    """Return the body of a reply, at once or later; an action is told to the log with its end."""
+    tell = _told(connection, operation, request)
+    try:
+        told = answer()
+    except Exception as error:
+        tell(error)
+        raise
+    if asyncio.iscoroutine(told):
+        return _later(operation, told, tell)
+    tell(told)
+    body: bytes = operation.reply.pack(told)
+    return body
+
+
+def _told(
+    connection: Connection, operation: Operation[Any, Any], request: Any
+) -> Callable[[Any], None]:
+    """Return what is to be called with the end of a request: nothing, where it is no action."""
+    # A move to no host asks how it stands.
+    if operation.opcode not in _ACTIONS or (operation is MOVE and not request.to):
+        return lambda _: None
+    session = connection.session
+    who = session.rights.who if session.proven else audit.ANYBODY
+    return partial(audit.acted, who, connection.peer, operation.name, request)
 
 
 def _no_standby(request: Any) -> Any:
@@ -75,6 +113,14 @@ def _without_peer(handler: Callable[[Any], Any], _: Connection, request: Any) ->
     return handler(request)
 
 
-async def _packed(operation: Any, answer: Awaitable[Any]) -> bytes:
-    body: bytes = operation.reply.pack(await answer)
+async def _later(
+    operation: Operation[Any, Any], answer: Awaitable[Any], tell: Callable[[Any], None]
+) -> bytes:
+    try:
+        told = await answer
+    except BaseException as error:
+        tell(error)
+        raise
+    tell(told)
+    body: bytes = operation.reply.pack(told)
     return body

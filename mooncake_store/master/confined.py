@@ -19,6 +19,7 @@ import numpy as np
 
 from mooncake_store.core.records import EventKind
 from mooncake_store.master.words import digest_of
+from transfer_engine import audit
 from transfer_engine.errors import AuthError
 
 if TYPE_CHECKING:
@@ -47,8 +48,10 @@ class Confinement:
         Raises AuthError where objects are to begin under one, in the column `begun`.
         """
         if begun and self._shard.foreign(getattr(request, begun), peer.tenant).any():
+            what = "a key is taken by an object of another namespace"
+            audit.refused(peer.who, operation, what)
             raise AuthError(
-                "a key is taken by an object of another namespace",
+                what,
                 operation=operation,
                 advice="make keys of this namespace by its own identity",
             )

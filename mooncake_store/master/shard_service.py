@@ -158,7 +158,7 @@ class ShardService:
         tenant = self._tenant(namespace, connection.session.read_only)
         run = site.clients.enroll(site.now(), request.uuid, request.epoch, request.host)
         site.clients.connect(run, connection)
-        connection.context = Peer(run.handle, tenant, bool(rights.namespaces))
+        connection.context = Peer(run.handle, tenant, bool(rights.namespaces), rights.who)
         connection.on_close(
             lambda: site.clients.disconnect(site.now(), run, connection), stays=False
         )

@@ -31,6 +31,7 @@ from mooncake_store import __version__
 from mooncake_store.credentials import gate_of
 from mooncake_store.journal.origin import Origin
 from mooncake_store.master.building import load_kernels
+from mooncake_store.master.cluster_service import carried_out
 from mooncake_store.master.kept_files import unusable, write_whole
 from mooncake_store.master.seats import MASTER
 from mooncake_store.master.state_directory import (
@@ -408,16 +409,16 @@ class Desk:
         """Answer one request."""
         operation = wire.CLUSTER.by_opcode[frame.opcode]
         request = operation.request.unpack(frame.body)
+        return carried_out(connection, operation, request, lambda: self._answer(operation, request))
+
+    def _answer(self, operation: Any, request: Any) -> Any:
         if operation is STANDBY:
-            return _packed(operation, self._standby.status())
+            return self._standby.status()
         if operation is PROMOTE:
             return self._promote(hand_over=request.hand_over)
         if operation is wire.STATUS:
             uptime_ms = int((time.monotonic() - self._started) * 1000)
-            return _packed(
-                operation,
-                wire.ClusterStatus(False, __version__, os.getpid(), uptime_ms, (), (), ()),
-            )
+            return wire.ClusterStatus(False, __version__, os.getpid(), uptime_ms, (), (), ())
         raise UnavailableError(
             f"this is a standby of the master at {self._standby.leader}",
             operation=operation.name,
@@ -426,7 +427,7 @@ class Desk:
             else "ask that; `mooncake promote` lets this one lead when that is gone",
         )
 
-    async def _promote(self, *, hand_over: bool) -> bytes:
+    async def _promote(self, *, hand_over: bool) -> Promoted:
         if self._elected:
             raise UnavailableError(
                 "leaders of this pool are elected", advice="stop the one that leads"
@@ -436,12 +437,7 @@ class Desk:
         lost = await self._standby.promote()
         if not self.promoted.done():
             self.promoted.set_result(None)
-        return _packed(PROMOTE, Promoted(lost))
-
-
-def _packed(operation: Any, answer: Any) -> bytes:
-    body: bytes = operation.reply.pack(answer)
-    return body
+        return Promoted(lost)
 
 
 async def _until(condition: Callable[[], bool], timeout_s: float) -> None:

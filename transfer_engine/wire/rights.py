@@ -3,7 +3,7 @@
 Roles are in order, and each may do what those below it may: a reader looks, a writer changes
 objects, a worker lends memory and carries out what masters ask of it, an admin does everything.
 Every operation says in its declaration whose it is (`registry.Operation.needs`); a server asks
-nothing else. O(1), once a request.
+nothing else, and what it refuses is told to the log (`audit`). O(1), once a request.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import enum
 import math
 from dataclasses import dataclass
 
+from transfer_engine import audit
 from transfer_engine.errors import AuthError
 
 __all__ = ["EVERYTHING", "LOOKING", "Rights", "Role"]
@@ -38,14 +39,20 @@ class Rights:
     namespaces: tuple[str, ...] = ()
     until: float = math.inf
 
+    @property
+    def who(self) -> str:
+        """How a log names whoever has them."""
+        return self.principal or audit.POOL
+
     def refusal(self, needs: Role, operation: str, key: str | None = None) -> AuthError:
-        """Return what is said about an operation that is for others."""
+        """Return what is said about an operation that is for others, and tell the log of it."""
         if self.role == Role.READER:
             what = "the credential is read-only"
         else:
             what = f"the credential is one of a {self.role.name.lower()}"
         if self.principal:
             what = f"{what}, of {self.principal}"
+        audit.refused(self.who, operation, what)
         return AuthError(
             what,
             key=key,
@@ -63,8 +70,10 @@ class Rights:
     def check_namespace(self, namespace: str, operation: str) -> None:
         """Raise AuthError for a namespace that is others'."""
         if self.namespaces and namespace not in self.namespaces:
+            what = f"the credential of {self.principal} is not for namespace {namespace!r}"
+            audit.refused(self.who, operation, what)
             raise AuthError(
-                f"the credential of {self.principal} is not for namespace {namespace!r}",
+                what,
                 operation=operation,
                 advice=f"use one of its own: {', '.join(self.namespaces)}",
             )

@@ -1,0 +1,79 @@
+"""Who did what only an admin may, and who was refused what is others': a line of the log each.
+
+    alice from 10.0.0.9:40112: merge(factor=2): answered shards=4
+    bob: remove refused: the credential is read-only, of bob
+
+All of them are of one logger, so that they can be kept apart from the rest. No line has a secret
+or bytes of an object. Refusals cost whoever asks for them nothing, so the same one is told at most
+once a minute. O(length of the arguments).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from msgspec.structs import asdict
+
+from transfer_engine.errors import StoreError
+from transfer_engine.lasting import Seldom
+
+if TYPE_CHECKING:
+    from msgspec import Struct
+
+__all__ = ["ANYBODY", "POOL", "acted", "refused"]
+
+log = logging.getLogger(__name__)
+
+POOL, ANYBODY = "the pool's secret", "anybody, as there is no secret"
+"""Who somebody is that has no name."""
+_ARGUMENT_CHARS, _OUTCOME_CHARS, _SHOWN_BYTES = 60, 200, 8
+_KINDS_MAX = 1024
+_seldom: OrderedDict[tuple[str, str], Seldom] = OrderedDict()
+_lock = threading.Lock()
+
+
+def acted(
+    who: str, peer: str, operation: str, request: Struct, end: Struct | BaseException
+) -> None:
+    """Tell of an action that has ended, with its answer or an error."""
+    if isinstance(end, asyncio.CancelledError):
+        outcome = "its caller did not wait for the end"
+    elif isinstance(end, BaseException):
+        outcome = f"{type(end).__name__}: {end.what if isinstance(end, StoreError) else end}"
+    else:
+        outcome = f"answered {_short(end)}".strip()
+    log.info(
+        "%s from %s: %s(%s): %s",
+        who, peer, operation, _short(request), _cut(outcome, _OUTCOME_CHARS),
+    )  # fmt: skip
+
+
+def refused(who: str, operation: str, why: str) -> None:
+    """Tell that somebody asked for what is others', unless that was just told."""
+    kind = who, operation
+    with _lock:
+        seldom = _seldom.setdefault(kind, Seldom())
+        _seldom.move_to_end(kind)
+        if len(_seldom) > _KINDS_MAX:
+            _seldom.popitem(last=False)
+        often = seldom.due()
+    if often is not None:
+        log.warning("%s: %s refused: %s%s", who, operation, why, often)
+
+
+def _short(request: Struct) -> str:
+    return ", ".join(f"{name}={_written(value)}" for name, value in asdict(request).items())
+
+
+def _written(value: object) -> str:
+    if isinstance(value, bytes):
+        return _cut(value.hex(), 2 * _SHOWN_BYTES)
+    return _cut(repr(value), _ARGUMENT_CHARS)
+
+
+def _cut(text: str, chars: int) -> str:
+    return text if len(text) <= chars else f"{text[:chars]}..."
