@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mooncake_store.config.guarded import Guarded
 
 __all__ = [
-    "Entry", "Gate", "NamedKeyring", "credential_of", "entries", "gate_of", "make",
+    "Entry", "Gate", "NamedKeyring", "credential_of", "entries", "gate_of", "look", "make",
     "pool_secret_in", "revoke", "rotate", "secret_in", "text_of", "write_text",
 ]  # fmt: skip
 
@@ -81,6 +81,11 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
             if now < rights.until:
                 found.append(Key(proof.secret.encode(), rights))
         return found
+
+    def rights(self, principal: str, now: float) -> Rights | None:
+        """Return those that its secrets give for longest; None where all have ended."""
+        held = [key.rights for key in self.keys(principal, now)]
+        return max(held, key=lambda each: each.until, default=None)
 
 
 class NamedKeyring(Keyring):
@@ -165,6 +170,26 @@ def entries(directory: str) -> dict[str, Entry]:
     """Return all principals of a directory. Raises ConfigError."""
     path = Path(directory).expanduser().absolute()
     return {name: _entry(path, name) for name in sorted(_files(path))}
+
+
+def look(directory: str) -> tuple[dict[str, Entry], dict[str, ConfigError]]:
+    """Return the principals that are believed, and by name each file there that is not, and why.
+
+    Raises ConfigError where the directory itself is not.
+    """
+    path = Path(directory).expanduser().absolute()
+    named, believed = _files(path), {}
+    others = {
+        each.name: ConfigError(f"its name is no principal's with {_SUFFIX} behind it")
+        for each in sorted(path.iterdir())
+        if each.name.removesuffix(_SUFFIX) not in named
+    }
+    for name in sorted(named):
+        try:
+            believed[name] = _entry(path, name)
+        except ConfigError as error:
+            others[name + _SUFFIX] = error
+    return believed, others
 
 
 def make(

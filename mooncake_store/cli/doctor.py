@@ -6,6 +6,7 @@ import typer
 
 from mooncake_store.cli.shared.app import ExitCode, JsonOption, command, emit, table
 from mooncake_store.cli.shared.client import SecretOption
+from mooncake_store.cli.shared.program_options import ConfigOption
 
 if TYPE_CHECKING:
     from mooncake_store.doctor import Finding, Route
@@ -19,6 +20,8 @@ _EXIT_CODES = (ExitCode.OK, ExitCode.OK, ExitCode.WARNINGS, ExitCode.PROBLEMS)
     ("mooncake doctor", "everything that is not as it should be, and what to do"),
     ("mooncake doctor --all", "what is fine as well"),
     ("mooncake doctor --peer 10.0.0.7:50061", "how the memory of that worker is reached"),
+    ("mooncake doctor --config mooncake.toml", "what these settings leave open, and to whom"),
+    ("mooncake doctor --master 10.0.0.5:50051", "whom that master lets in"),
     ("mooncake doctor --json", "the same for a program"),
 )
 def doctor(
@@ -30,25 +33,44 @@ def doctor(
             help="Also ask the data port of a worker, and say how its memory would be reached.",
         ),
     ] = None,
+    master: Annotated[
+        str | None,
+        typer.Option("--master", metavar="HOST:PORT", help="Also ask a master whom it lets in."),
+    ] = None,
+    file: ConfigOption = None,
     secret_file: SecretOption = None,
+    credentials: Annotated[
+        str | None,
+        typer.Option(
+            "--credentials",
+            metavar="DIR",
+            help="Look at these credentials, as of a master with the secret of --secret-file.",
+        ),
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="Show what is fine as well.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Examine this host: memory limits, pages, RDMA, network, clock, versions, paths to peers.
+    """Examine this host: memory limits, pages, RDMA, network, clock, versions, access, paths.
+
+    What is open, and who may do what, is said of the settings that a master and a worker would run
+    with here.
 
     The exit code says the worst that was found: 0 nothing but notes, 10 warnings, 11 problems.
     """
     from mooncake_store import doctor as examination
+    from mooncake_store.credentials import secret_in
+    from mooncake_store.doctor_access import ask_master, examine_access
 
     found = examination.examine(examination.Host())
+    found += examine_access(file, secret_file, credentials)
     routes = examination.routes()
+    secret = secret_in(secret_file) if peer or master else None
     if peer is not None:
-        from mooncake_store.credentials import secret_in
-
-        secret = secret_in(secret_file)
         asked, told = examination.ask_peer(peer, secret)
         found += asked
         routes += told
+    if master is not None:
+        found += ask_master(master, secret)
     worst = max(item.severity for item in found)
     value = {
         "worst": worst.name.lower(),

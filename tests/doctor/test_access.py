@@ -1,0 +1,250 @@
+"""What the doctor says of what is open, and of who may do what."""
+
+import json
+import secrets
+import time
+
+import pytest
+
+from mooncake_store import credentials
+from mooncake_store.cli.main import main
+from mooncake_store.credentials import credential_of
+from mooncake_store.doctor import Severity
+from mooncake_store.doctor_access import SOON_S, ask_master, examine_access
+from mooncake_store.local_cluster import LocalCluster
+from transfer_engine.wire.keyring import Alone
+from transfer_engine.wire.rights import Role
+
+DAY_S = 86_400
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch):
+    for name in ("CONFIG", "SECRET_FILE", "CREDENTIALS"):
+        monkeypatch.delenv(f"MOONCAKE_{name}", raising=False)
+
+
+@pytest.fixture
+def secret_file(tmp_path):
+    file = tmp_path / "secret"
+    file.write_text(secrets.token_hex(32) + "\n")
+    file.chmod(0o600)
+    return file
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A folder of credentials with a writer of one namespace."""
+    where = tmp_path / "credentials"
+    credentials.make(str(where), "alice", Role.WRITER, namespaces=["team-a"])
+    return where
+
+
+def found(name, *arguments, **options):
+    """The findings of a name."""
+    every = examine_access(*arguments, **options)
+    assert all(item.advice for item in every if item.severity > Severity.NOTE), every
+    return [item for item in every if item.name == name]
+
+
+def one(name, *arguments, **options):
+    (item,) = found(name, *arguments, **options)
+    return item
+
+
+def configured(tmp_path, text):
+    file = tmp_path / "mooncake.toml"
+    file.write_text(text)
+    return file
+
+
+def test_a_pool_of_one_user_has_nothing_to_complain_of():
+    assert {item.severity for item in examine_access()} == {Severity.OK}
+    assert "of this host" in one("master.host").found
+
+
+def test_a_guarded_pool_of_a_tenant_has_nothing_to_complain_of(tmp_path, secret_file, directory):
+    file = configured(
+        tmp_path,
+        f'secret_file = "{secret_file}"\ncredentials = "{directory}"\n[master]\nhost = "0.0.0.0"\n',
+    )
+    assert {item.severity for item in examine_access(file)} == {Severity.OK}
+    assert one("credential of alice", file).found == "writer of team-a"
+    assert one("master.host", file).found == "0.0.0.0, for who proves a secret"
+
+
+def test_a_port_that_others_reach_without_a_secret_is_a_problem(tmp_path):
+    item = one("settings of a worker", configured(tmp_path, '[worker]\nhost = "0.0.0.0"\n'))
+    assert item.severity is Severity.PROBLEM
+    assert "can be reached from other machines" in item.found
+    assert "secret" in item.advice
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        ('[master]\nhost = "0.0.0.0"\ninsecure = true\n', "master.insecure", "reaches 0.0.0.0"),
+        ("[worker]\ninsecure = true\n", "worker.insecure", "every user of this host"),
+        ('[master]\nreached_as = ["any"]\n', "master.reached_as", "stands between"),
+        ('[master]\nidentity = "xxh3"\n', "master.identity", "make two of them meet"),
+    ],
+)
+def test_what_opens_more_than_is_usual_is_a_warning(tmp_path, text, name, said):
+    file = configured(tmp_path, text)
+    item = one(name, file)
+    assert item.severity is Severity.WARNING
+    assert said in item.found
+
+
+@pytest.mark.parametrize(
+    ("mode", "severity"),
+    [(0o600, "OK"), (0o640, "WARNING"), (0o644, "PROBLEM"), (0o666, "PROBLEM")],
+)
+def test_a_secret_that_others_can_read_is_told_with_what_to_run(secret_file, mode, severity):
+    secret_file.chmod(mode)
+    item = one(f"secret file {secret_file}", secret_file=str(secret_file))
+    assert item.severity is Severity[severity]
+    assert (item.advice == f"run: chmod 600 {secret_file}") == (severity != "OK")
+
+
+def test_a_secret_that_is_none_is_a_problem(secret_file, tmp_path):
+    secret_file.write_text("short")
+    for path in (secret_file, tmp_path / "missing"):
+        assert one(f"secret file {path}", secret_file=str(path)).severity is Severity.PROBLEM
+
+
+def test_a_principals_credential_is_fine_for_a_client_and_guards_no_port(tmp_path, directory):
+    file = tmp_path / "bob.secret"
+    credentials.write_text(file, credentials.make(str(directory), "bob", Role.READER))
+    name = f"secret file {file}"
+    assert one(name, secret_file=str(file)).severity is Severity.OK
+    guards = one(name, secret_file=str(file), credentials=str(directory))
+    assert guards.severity is Severity.PROBLEM
+    assert "of bob" in guards.found
+
+
+@pytest.mark.parametrize(
+    ("left_s", "severity", "said"),
+    [
+        (-1, "WARNING", "has run out"),
+        (3 * 3600 + 60, "WARNING", "runs out in 3 hours"),
+        (3 * DAY_S + 60, "WARNING", "runs out in 3 days"),
+        (SOON_S + 60, "OK", "writer of team-b"),
+    ],
+)
+def test_a_credential_is_told_before_it_runs_out(secret_file, directory, left_s, severity, said):
+    now = time.time()
+    make = {"namespaces": ["team-b"], "until": now + left_s}
+    credentials.make(str(directory), "bob", Role.WRITER, **make)
+    options = {"secret_file": str(secret_file), "credentials": str(directory), "now": now}
+    item = one("credential of bob", **options)
+    assert item.severity is Severity[severity]
+    assert said in item.found
+
+
+def test_a_secret_that_was_rotated_counts_by_its_newest(secret_file, directory):
+    credentials.rotate(str(directory), "alice", keep_s=60)
+    options = {"secret_file": str(secret_file), "credentials": str(directory)}
+    assert one("credential of alice", **options).severity is Severity.OK
+
+
+@pytest.mark.parametrize(
+    ("role", "namespaces", "said"),
+    [
+        (Role.ADMIN, [], "an admin"),
+        (Role.WRITER, [], "a writer of all namespaces"),
+        (Role.READER, [], "a reader of all namespaces"),
+        (Role.WORKER, [], ""),
+        (Role.READER, ["team-a"], ""),
+    ],
+)
+def test_who_may_much_is_noted(secret_file, directory, role, namespaces, said):
+    credentials.make(str(directory), "bob", role, namespaces=namespaces)
+    options = {"secret_file": str(secret_file), "credentials": str(directory)}
+    notes = [i for i in found("credential of bob", **options) if i.severity is Severity.NOTE]
+    assert len(notes) == bool(said)
+    assert all(said in item.found for item in notes)
+
+
+def test_files_that_are_not_believed_are_named_with_why(secret_file, directory):
+    (directory / "bob.json").write_text("{}")
+    (directory / "bob.json").chmod(0o600)
+    (directory / "notes.txt").write_text("hello")
+    credentials.make(str(directory), "carol", Role.READER, namespaces=["team-a"])
+    (directory / "carol.json").chmod(0o644)
+    options = {"secret_file": str(secret_file), "credentials": str(directory)}
+    for file, said in (
+        ("bob.json", "no credential"),
+        ("notes.txt", "its name"),
+        ("carol.json", "0644"),
+    ):
+        item = one(f"credential file {file}", **options)
+        assert item.severity is Severity.PROBLEM
+        assert said in item.found
+    assert one("credential of alice", **options).severity is Severity.OK
+
+
+def test_a_directory_that_others_can_add_to_is_a_problem(secret_file, directory):
+    directory.chmod(0o777)
+    options = {"secret_file": str(secret_file), "credentials": str(directory)}
+    item = one(f"credentials {directory}", **options)
+    assert item.severity is Severity.PROBLEM
+    assert item.advice == f"run: chmod 700 {directory}"
+
+
+def test_credentials_without_a_secret_are_a_problem(directory):
+    item = one("settings of a master", credentials=str(directory))
+    assert item.severity is Severity.PROBLEM
+    assert "secret_file" in item.found
+
+
+# Asking a master.
+
+
+def asked(address, secret=None):
+    return {item.name: item for item in ask_master(address, secret)}
+
+
+def test_a_master_without_a_secret_is_fine_on_a_loopback_and_a_problem_elsewhere(monkeypatch):
+    with LocalCluster(workers=0, in_process=True) as cluster:
+        address, name = cluster.address, f"master {cluster.address}"
+        assert asked(address)[name].severity is Severity.OK
+        monkeypatch.setattr("mooncake_store.doctor_access.is_loopback", lambda host: False)
+        item = asked(address)[name]
+        assert item.severity is Severity.PROBLEM
+        assert "whoever reaches it" in item.found
+    item = asked(address)[name]
+    assert item.severity is Severity.PROBLEM
+    assert "listens" in item.found
+
+
+def test_a_master_with_a_secret_refuses_others_and_tells_its_own_more(secret_file, directory):
+    secret = secret_file.read_bytes().strip()
+    alice = credentials.rotate(str(directory), "alice", keep_s=0)
+    master = {"secret_file": str(secret_file), "credentials": str(directory), "identity": "xxh3"}
+    with LocalCluster(workers=0, in_process=True, secret=secret, master=master) as cluster:
+        name = f"master {cluster.address}"
+        assert asked(cluster.address).keys() == {name}
+        assert asked(cluster.address)[name].severity is Severity.OK
+        told = asked(cluster.address, secret)
+        assert told[name].severity is Severity.OK
+        assert told[f"identity of {cluster.address}"].severity is Severity.WARNING
+        tenant = Alone(credential_of(alice.encode()))
+        assert asked(cluster.address, tenant).keys() == {name}
+        wrong = asked(cluster.address, b"another secret of enough bytes")
+        assert wrong[f"secret for {cluster.address}"].severity is Severity.PROBLEM
+
+
+def test_the_command_tells_of_both(secret_file, directory, capsys):
+    credentials.make(str(directory), "bob", Role.ADMIN)
+    options = ["--secret-file", str(secret_file), "--credentials", str(directory)]
+    with LocalCluster(workers=0, in_process=True) as cluster:
+        main(["doctor", "--json", *options])
+        told = {
+            (item["name"], item["severity"])
+            for item in json.loads(capsys.readouterr().out)["findings"]
+        }
+        assert ("credential of bob", "note") in told
+        main(["doctor", "--json", "--master", str(cluster.address)])
+        told = {item["name"] for item in json.loads(capsys.readouterr().out)["findings"]}
+        assert f"master {cluster.address}" in told
