@@ -1,7 +1,8 @@
 """Fuzz every port of a running pool: `python -m tests.fuzz.ports --seconds 600 [--seed N]`.
 
 The programs of a pool (`tests.soak.pool_of_processes`) are visited in turn, by strangers, by those
-who may only read, and by those who may write (`visits.py`, `web.py`). The rules, all the time:
+who may only read, by those who may write, and by principals of one namespace (`visits.py`,
+`web.py`). The rules, all the time:
 every process lives, and none logs a traceback; what comes back can be read, and soon; a legitimate
 client beside them reads and writes on, and never gets a wrong byte. At the end memory and
 descriptors are about where they were, and the logs are short.
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 FOUND = HERE / "build" / "fuzz"
 KINDS = {HTTP: WebVisits, DATA: DataVisits, HANDOVER: HandoverVisits}
-ROLES = ("stranger", "reader", "writer", "caller", "neighbour")
+ROLES = ("stranger", "reader", "writer", "guest", "tenant", "caller", "neighbour")
 WARMING = 3
 """Rounds before it is looked at what processes hold: they load some of it when first asked."""
 GROWTH_KIB_MAX = 64 << 10

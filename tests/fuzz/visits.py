@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     import random
 
     from tests.soak.pool_of_processes import Place, PoolOfProcesses
+    from transfer_engine.wire.keyring import Secret
     from transfer_engine.wire.registry import Operation, Registry
 
 __all__ = ["HUNG_UP", "FramedVisits", "HandoverVisits", "DataVisits", "Visit"]
@@ -123,7 +124,7 @@ class Visit:
         self.note(type(error).__name__)
 
 
-def shake(visit: Visit, identity: Identity, secret: bytes) -> None:
+def shake(visit: Visit, identity: Identity, secret: Secret) -> None:
     """Come in as somebody who knows the secret."""
     client = ClientHandshake(identity, secret=secret)
     decoder = FrameDecoder(HANDSHAKE_LIMITS, replies=False)
@@ -175,6 +176,7 @@ class FramedVisits:
     def __init__(self, place: Place, pool: PoolOfProcesses) -> None:
         self._registry: Registry = place.speaks
         self._secret = pool.secret
+        self._guest, self._tenant = pool.guest, pool.tenant
         self._seen = Seen()
 
     def stranger(self, visit: Visit) -> None:
@@ -192,7 +194,15 @@ class FramedVisits:
         """With the secret itself."""
         self._session(visit, self._secret, free=False)
 
-    def _session(self, visit: Visit, secret: bytes, *, free: bool) -> None:
+    def guest(self, visit: Visit) -> None:
+        """With the credential of a reader of one namespace."""
+        self._session(visit, self._guest, free=True)
+
+    def tenant(self, visit: Visit) -> None:
+        """With that of a writer of another one."""
+        self._session(visit, self._tenant, free=True)
+
+    def _session(self, visit: Visit, secret: Secret, *, free: bool) -> None:
         rng, plausible = visit.rng, Plausible(visit.rng, self._seen)
         shake(visit, Identity(self._registry.service), secret)
         decoder = FrameDecoder(self._registry.reply_limits, replies=True)
@@ -284,6 +294,7 @@ class DataVisits:
     def __init__(self, place: Place, pool: PoolOfProcesses) -> None:
         assert pool.descriptor is not None
         self._secret = pool.secret
+        self._guest, self._tenant = pool.guest, pool.tenant
         self._segment = pool.descriptor.uuid
 
     def stranger(self, visit: Visit) -> None:
@@ -298,7 +309,15 @@ class DataVisits:
         """With the secret itself."""
         self._session(visit, self._secret)
 
-    def _session(self, visit: Visit, secret: bytes) -> None:
+    def guest(self, visit: Visit) -> None:
+        """With the credential of a reader of one namespace."""
+        self._session(visit, self._guest)
+
+    def tenant(self, visit: Visit) -> None:
+        """With that of a writer of another one."""
+        self._session(visit, self._tenant)
+
+    def _session(self, visit: Visit, secret: Secret) -> None:
         shake(visit, stream.identity("fuzz", visit.rng.randbytes(16)), secret)
         for _ in range(visit.rng.randrange(1, MESSAGES_MAX)):
             message = self._message(visit.rng)

@@ -24,7 +24,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from mooncake_store import Client
+from mooncake_store import Client, credentials
 from mooncake_store.journal.ring_file import remove_rings
 from mooncake_store.wire import cluster as wire
 from mooncake_store.wire.shard import OPEN, SHARD, OpenClient
@@ -36,10 +36,13 @@ from tests.waiting import until
 from transfer_engine.base import SegmentDescriptor
 from transfer_engine.rpc.address import Address
 from transfer_engine.rpc.blocking import BlockingConnection
+from transfer_engine.wire.keyring import Alone
+from transfer_engine.wire.rights import Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from transfer_engine.wire.keyring import Keyring
     from transfer_engine.wire.registry import Operation, Registry
 
 __all__ = [
@@ -109,7 +112,18 @@ class PoolOfProcesses:
         """Of the worker's segment, once that runs."""
         self.directory = Path(tempfile.mkdtemp(prefix="mooncake-pool-"))
         self._secret_file = self._written("secret", self.secret)
+        self._credentials = str(self.directory / "credentials")
+        self.guest = self._principal("guest", Role.READER, "fuzz")
+        """What a reader of one namespace proves."""
+        self.tenant = self._principal("tenant", Role.WRITER, "other")
+        """What a writer of another one proves."""
         self._running: dict[str, subprocess.Popen[str]] = {}
+
+    def _principal(self, name: str, role: Role, namespace: str) -> Keyring:
+        made = credentials.make(self._credentials, name, role, namespaces=[namespace])
+        own = credentials.credential_of(made.encode())
+        assert own is not None
+        return Alone(own)
 
     def _written(self, name: str, content: bytes) -> str:
         path = self.directory / name
@@ -127,6 +141,7 @@ class PoolOfProcesses:
                 env=os.environ | {
                     "MOONCAKE_MASTER": self.address,
                     "MOONCAKE_SECRET_FILE": self._secret_file,
+                    "MOONCAKE_CREDENTIALS": self._credentials,
                     "MOONCAKE_PROTOCOL": "tcp",
                     "MOONCAKE_GLOBAL_SEGMENT_SIZE": "16777216",
                 },
