@@ -117,8 +117,8 @@ def _secret_file(path: str, guards: bool) -> Finding:
         told = f"the credential of {secret.own.principal}"
         if guards:
             return Finding(
-                name, PROBLEM, f"{told}, which guards no port",
-                "masters and workers that have `credentials` need the pool's secret",
+                name, NOTE, f"{told}: a worker may run with it, no master can",
+                "give masters the pool's secret",
             )  # fmt: skip
         return Finding(name, OK, told)
     if mode & stat.S_IRGRP:

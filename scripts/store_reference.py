@@ -1,4 +1,4 @@
-"""Writes docs/reference/config.md, errors.md and the tables of wire-protocol.md.
+"""Writes docs/reference/config.md, errors.md, the tables of wire-protocol.md and that of roles.
 
     python scripts/store_reference.py
 
@@ -154,19 +154,52 @@ def wire_page() -> str:
     from transfer_engine.rpc import echo
     from transfer_engine.wire.registry import render
 
-    page = (FOLDER / "wire-protocol.md").read_text(encoding="utf-8")
+    page = (FOLDER / "reference" / "wire-protocol.md").read_text(encoding="utf-8")
     for registry in (SHARD, CLUSTER, LIVENESS, ADMIN, RDMA, echo.REGISTRY):
         page = render(page, registry)
     return page
 
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
-PAGES = {"config.md": config_page, "errors.md": errors_page, "wire-protocol.md": wire_page}
-"""Each page of docs/reference that this module writes, and what returns its text."""
+def security_page() -> str:
+    """Return docs/operating/security.md with its table of roles written anew."""
+    from mooncake_store.wire.cluster import ADMIN, CLUSTER, LIVENESS
+    from mooncake_store.wire.hosts import HOST
+    from mooncake_store.wire.shard import SHARD
+    from transfer_engine.wire.registry import between
+    from transfer_engine.wire.rights import Role
+
+    rows = [
+        "| at | " + " | ".join(f"{role.name.lower()}s" for role in Role) + " |",
+        "|---" * 5 + "|",
+    ]
+    for where, registry in (
+        ("a shard", SHARD),
+        ("a master or standby", CLUSTER),
+        ("the port for signs of life", LIVENESS),
+        ("a host that leads shards", HOST),
+        ("a shard, by its master", ADMIN),
+    ):
+        cells = [
+            ", ".join(f"`{each.name}`" for each in registry if each.needs == role) or "-"
+            for role in Role
+        ]
+        rows.append(f"| {where} | " + " | ".join(cells) + " |")
+    page = (FOLDER / "operating" / "security.md").read_text(encoding="utf-8")
+    return between(page, "roles", "\n".join(rows) + "\n")
+
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs"
+PAGES = {
+    "reference/config.md": config_page,
+    "reference/errors.md": errors_page,
+    "reference/wire-protocol.md": wire_page,
+    "operating/security.md": security_page,
+}
+"""Each page of docs that this module writes, wholly or in part, and what returns its text."""
 
 
 def main() -> None:
-    """Write the pages into the docs/reference of this source tree."""
+    """Write the pages into the docs of this source tree."""
     for name, page in PAGES.items():
         (FOLDER / name).write_text(page(), encoding="utf-8")
 

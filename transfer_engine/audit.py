@@ -4,8 +4,8 @@
     bob: remove refused: the credential is read-only, of bob
 
 All of them are of one logger, so that they can be kept apart from the rest. No line has a secret
-or bytes of an object. Refusals cost whoever asks for them nothing, so the same one is told at most
-once a minute. O(length of the arguments).
+or bytes of an object. Refusals cost whoever asks for them nothing, so of one principal the same
+kind of them is told at most once a minute. O(length of the arguments).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import asyncio
 import logging
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from msgspec.structs import asdict
 
@@ -24,15 +24,17 @@ from transfer_engine.lasting import Seldom
 if TYPE_CHECKING:
     from msgspec import Struct
 
-__all__ = ["ANYBODY", "POOL", "acted", "refused"]
+__all__ = ["ANYBODY", "POOL", "Lack", "acted", "refused"]
 
 log = logging.getLogger(__name__)
 
+Lack: TypeAlias = Literal["role", "namespace", "key"]
+"""What somebody lacks for what he asks."""
 POOL, ANYBODY = "the pool's secret", "anybody, as there is no secret"
 """Who somebody is that has no name."""
 _ARGUMENT_CHARS, _OUTCOME_CHARS, _SHOWN_BYTES = 60, 200, 8
 _KINDS_MAX = 1024
-_seldom: OrderedDict[tuple[str, str], Seldom] = OrderedDict()
+_seldom: OrderedDict[tuple[str, Lack], Seldom] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -52,9 +54,9 @@ def acted(
     )  # fmt: skip
 
 
-def refused(who: str, operation: str, why: str) -> None:
-    """Tell that somebody asked for what is others', unless that was just told."""
-    kind = who, operation
+def refused(who: str, operation: str, why: str, lack: Lack) -> None:
+    """Tell that somebody asked for what is others', unless the like was just told of him."""
+    kind = who, lack
     with _lock:
         seldom = _seldom.setdefault(kind, Seldom())
         _seldom.move_to_end(kind)

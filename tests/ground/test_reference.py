@@ -9,7 +9,7 @@ from mooncake_store.config.settings import PROGRAMS, settings_of
 from scripts.async_client import SOURCE, TARGET, async_client
 from scripts.store_reference import PAGES
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
+FOLDER = Path(__file__).resolve().parents[2] / "docs"
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -19,14 +19,14 @@ def test_a_generated_page_is_up_to_date(name):
 
 
 def test_every_setting_has_its_place_in_the_page():
-    page = PAGES["config.md"]()
+    page = PAGES["reference/config.md"]()
     for setting in (setting for program in PROGRAMS for setting in settings_of(program)):
         assert page.count(f"\n### {setting.table}.{setting.name}\n") == 1
         assert setting.text in page
 
 
 def test_every_error_has_its_row_and_its_place_in_the_tree():
-    page = PAGES["errors.md"]()
+    page = PAGES["reference/errors.md"]()
     for name in errors.__all__:
         assert page.count(f"| `{name}` | {getattr(errors, name).code} |") == 1
         assert f" {name}\n" in page or f"\n{name}\n" in page

@@ -27,7 +27,7 @@ from transfer_engine.wire.handshake import REFUSED
 from transfer_engine.wire.rights import Role
 from transfer_engine.wire.schema import Column, Packed
 
-__all__ = ["Layout", "Operation", "Registry", "describe", "render", "type_name"]
+__all__ = ["Layout", "Operation", "Registry", "between", "describe", "render", "type_name"]
 
 Layout: TypeAlias = Packed | Cold[Any]
 """How a body is laid out."""
@@ -116,13 +116,18 @@ def describe(registry: Registry) -> str:
 
 def render(document: str, registry: Registry) -> str:
     """Return the document with the table of this service written anew between its two marks."""
-    start = f"<!-- table of {registry.service}: generated -->\n"
-    end = f"<!-- end of {registry.service} -->"
+    return between(document, registry.service, describe(registry))
+
+
+def between(document: str, name: str, table: str) -> str:
+    """Return the document with the table of this name exchanged between its two marks."""
+    start = f"<!-- table of {name}: generated -->\n"
+    end = f"<!-- end of {name} -->"
     head, found, rest = document.partition(start)
     _, closed, tail = rest.partition(end)
     if not found or not closed:
         raise ValueError(f"the document lacks the marks {start.strip()!r} and {end!r}")
-    return f"{head}{start}\n{describe(registry)}\n{end}{tail}"
+    return f"{head}{start}\n{table}\n{end}{tail}"
 
 
 def _layout(layout: Layout) -> str:

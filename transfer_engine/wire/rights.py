@@ -52,7 +52,7 @@ class Rights:
             what = f"the credential is one of a {self.role.name.lower()}"
         if self.principal:
             what = f"{what}, of {self.principal}"
-        audit.refused(self.who, operation, what)
+        audit.refused(self.who, operation, what, "role")
         return AuthError(
             what,
             key=key,
@@ -71,7 +71,7 @@ class Rights:
         """Raise AuthError for a namespace that is others'."""
         if self.namespaces and namespace not in self.namespaces:
             what = f"the credential of {self.principal} is not for namespace {namespace!r}"
-            audit.refused(self.who, operation, what)
+            audit.refused(self.who, operation, what, "namespace")
             raise AuthError(
                 what,
                 operation=operation,
