@@ -70,6 +70,7 @@ crowd: setup     ## one client beside idle, busy and hostile ones, for MINUTES (
 	@$(PY) -m tests.soak.crowd --minutes $(MINUTES)
 
 abuse: setup     ## every port of a running pool, against whoever wants to stop or fill it
+	@.venv/bin/mooncake warmup
 	@$(PY) -m tests.soak.abuse
 
 soak: setup      ## the shard core against its model, 100,000 steps of SEED
