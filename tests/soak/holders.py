@@ -109,8 +109,10 @@ def pins_of_others(who: Insider, count: int) -> float:
                       if status == Status.OK]  # fmt: skip
             assert 0 < len(pinned) < len(mine), f"{len(pinned)} of {len(mine)} objects were pinned"
         (own,) = of_shard(0, secrets.token_hex(4).encode(), 1)
-        other.put([own], MIB, wait_ms=FILL_MS)
-        assert pin(other, [own]) == [Status.OK], "others have no pins left"
+        rows, _ = other.put_start([own], MIB, wait_ms=FILL_MS, flags=wire.PutFlag.HARD_PIN)
+        (status,) = rows["status"]
+        assert status == Status.OK, f"others have no pins left: {Status(status)!r}"
+        assert other.put_end([own], rows) == [Status.OK]
         try:
             return has_room(who)
         finally:
