@@ -22,7 +22,7 @@ import logging
 import signal
 from functools import wraps
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -34,6 +34,16 @@ except ModuleNotFoundError as error:
     ) from None
 
 from mooncake_store.compat.config import MooncakeConfig
+from mooncake_store.compat.rest_api import (
+    API,
+    KEYS,
+    Grace,
+    Mode,
+    Mount,
+    MountFile,
+    Put,
+    Unmount,
+)
 from mooncake_store.compat.store import MooncakeDistributedStore
 from mooncake_store.endpoint import is_loopback
 from mooncake_store.errors import ConfigError
@@ -55,7 +65,6 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 100 << 20
-GRACE_S_MAX = 3600
 RETRY_S = 1.0
 _NO_SEGMENTS = "Missing segment_ids, or invalid grace_period_seconds"
 _SHARED_MEMORY = PurePosixPath("/dev/shm")
@@ -94,55 +103,6 @@ def _answered(method: Method) -> Method:
             return _answer(500, error=str(error))
 
     return handler
-
-
-class Put(msgspec.Struct, frozen=True):
-    """A text to be stored."""
-
-    key: Annotated[str, msgspec.Meta(min_length=1)]
-    value: str
-
-
-class Mount(msgspec.Struct, frozen=True):
-    """Memory to be lent."""
-
-    size: Annotated[int, msgspec.Meta(ge=1)]
-    protocol: str | None = None
-    location: str = ""
-
-
-class MountFile(Mount, frozen=True):
-    """A file of shared memory to be lent, by name or by path."""
-
-    name: str = ""
-    path: str = ""
-    offset: Annotated[int, msgspec.Meta(ge=0)] = 0
-
-
-class Grace(msgspec.Struct, frozen=True):
-    """How long objects may be moved away from what is taken back."""
-
-    grace_period_seconds: Annotated[int, msgspec.Meta(ge=0, le=GRACE_S_MAX)] = 0
-
-
-class Unmount(Grace, frozen=True, kw_only=True):
-    """Memory to be taken back: one segment, or several."""
-
-    segment_ids: (
-        Annotated[list[str], msgspec.Meta(min_length=1)]
-        | Annotated[str, msgspec.Meta(min_length=1)]
-    )
-
-    @property
-    def names(self) -> list[str]:
-        """The segments."""
-        return [self.segment_ids] if isinstance(self.segment_ids, str) else self.segment_ids
-
-
-class Mode(msgspec.Struct, frozen=True):
-    """What a store is to be from now on."""
-
-    mode: str = ""
 
 
 async def _read(request: web.Request, kind: type[T], refusal: str) -> T:
@@ -233,25 +193,13 @@ class MooncakeStoreService:
 
     def application(self, shell: Shell) -> web.Application:
         """The routes behind a shell."""
-        routes = [
-            web.put("/api/put", self.handle_put),
-            web.get("/api/get/{key:.+}", self.handle_get),
-            web.get("/api/exist/{key:.+}", self.handle_exist),
-            web.delete("/api/remove/{key:.+}", self.handle_remove),
-            web.delete("/api/remove_all", self.handle_remove_all),
-            web.post("/api/mount", self.handle_mount),
-            web.post("/api/unmount", self.handle_unmount),
-            web.post("/api/mount_shm", self.handle_mount_shm),
-            web.post("/api/unmount_shm", self.handle_unmount_shm),
-            web.post("/api/unmount_local_disk", self.handle_unmount_local_disk),
-            web.post("/api/reconfigure", self.handle_reconfigure),
-        ]
         return shelled(
             shell,
-            routes,
+            API,
+            {each.name: getattr(self, f"handle_{each.name}") for each in API.operations},
             refusal=lambda status, message, _code: _answer(status, error=message),
             bytes_max=BODY_BYTES_MAX,
-            keys=("/api/get/", "/api/exist/", "/api/remove/"),
+            keys=KEYS,
         )
 
     async def start_http_service(
