@@ -9,7 +9,8 @@ as the same user (`program.token_file`), since the store may do more than any pr
 should. With `insecure` none is asked for, as the original asks for none. Bodies and keys are
 bounded, and the only files it lends are those of /dev/shm. Calls of the store run in threads, so
 that a slow one does not hold up the others. What a call answers is what the original answers, but
-that a key which is not there, or is being read, has a status of its own where it is removed.
+that where an object is put or removed it has a status of its own that there is none, that it is
+being read, and that it could be none.
 Needs `aiohttp`.
 """
 
@@ -67,6 +68,8 @@ log = logging.getLogger(__name__)
 BODY_BYTES_MAX = 100 << 20
 RETRY_S = 1.0
 _NO_SEGMENTS = "Missing segment_ids, or invalid grace_period_seconds"
+_STATUS = {-600: 400, -704: 404, -706: 409}
+"""What is answered where an object is put or removed, by the number of the call; 500 else."""
 _SHARED_MEMORY = PurePosixPath("/dev/shm")
 _IN_SETUP = {"device_name": "rdma_devices", "master_server_address": "master_server_addr"}
 """What `setup` calls settings that a configuration calls otherwise."""
@@ -255,8 +258,9 @@ class MooncakeStoreService:
     async def handle_put(self, request: web.Request) -> web.Response:
         """Store a text."""
         body = await _read(request, Put, "Missing key or value")
-        if await asyncio.to_thread(self._open.put, body.key, body.value.encode()) != 0:
-            return _answer(500, error="PUT operation failed")
+        number = await asyncio.to_thread(self._open.put, body.key, body.value.encode())
+        if number != 0:
+            return _answer(_STATUS.get(number, 500), error="PUT operation failed")
         return _answer(200, status="success")
 
     @_answered
@@ -288,8 +292,7 @@ class MooncakeStoreService:
         number = await asyncio.to_thread(self._open.remove, request.match_info["key"])
         if number == 0:
             return _answer(200, status="success")
-        status = 404 if number == -704 else 409 if number == -706 else 500
-        return _answer(status, error="Remove operation failed")
+        return _answer(_STATUS.get(number, 500), error="Remove operation failed")
 
     @_answered
     async def handle_remove_all(self, _request: web.Request) -> web.Response:

@@ -133,7 +133,17 @@ API = Api(
     "without a body.",
     Error,
     (
-        Operation("put", "PUT", "/api/put", "Store a text", (_DONE, _NO_BODY, _FAILED), Put),
+        Operation(
+            "put", "PUT", "/api/put", "Store a text",
+            (
+                _DONE,
+                _NO_BODY,
+                Answer(400, "the key is too long, or the text empty", Error),
+                _FAILED,
+            ),
+            Put,
+            examples=({"key": "a", "value": "text"},),
+        ),
         Operation(
             "get", "GET", "/api/get/{key:.+}", "Answer an object's bytes",
             (
@@ -150,6 +160,7 @@ API = Api(
             "remove", "DELETE", "/api/remove/{key:.+}", "Remove an object",
             (
                 _DONE,
+                Answer(400, "that is no key", Error),
                 Answer(404, "there is none", Error),
                 Answer(409, "somebody reads it", Error),
                 _FAILED,
@@ -162,10 +173,12 @@ API = Api(
         Operation(
             "mount", "POST", "/api/mount", "Lend more memory",
             (Answer(200, "what is lent", Mounted), _NO_BODY, _FAILED), Mount,
+            examples=({"size": 1 << 21},),
         ),
         Operation(
             "unmount", "POST", "/api/unmount", "Take memory back",
             (_DONE, _NO_BODY, _FAILED), Unmount,
+            examples=({"segment_ids": ["1-2"], "grace_period_seconds": 10},),
         ),
         Operation(
             "mount_shm", "POST", "/api/mount_shm", "Lend a file of shared memory, by its name",
@@ -190,7 +203,7 @@ API = Api(
                 _FAILED,
                 Answer(500, "it is not lent", StillInMode),
             ),
-            Reconfigure,
+            Reconfigure, examples=({"mode": "prefill"},),
         ),
     ),
 )  # fmt: skip
