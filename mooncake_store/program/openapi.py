@@ -56,7 +56,7 @@ class Answer:
     status: int | Literal["default"]
     what: str
     body: Any = None
-    """What its JSON is; of other kinds nothing is said."""
+    """What its JSON is; of other kinds nothing is said but that a text is one."""
     kind: str = JSON
 
 
@@ -85,6 +85,8 @@ class Operation:
     access: Access = "token"
     handler: str = ""
     """What answers it, by a name of the application's; the operation's own by default."""
+    examples: tuple[dict[str, Any], ...] = ()
+    """Bodies."""
 
     @property
     def plain_path(self) -> str:
@@ -134,10 +136,7 @@ def openapi(
         if parameters := [*_in_path(each), *map(_in_query, each.parameters)]:
             told["parameters"] = parameters
         if each.body is not None:
-            told["requestBody"] = {
-                "required": True,
-                "content": {JSON: {"schema": schema(each.body)}},
-            }
+            told["requestBody"] = {"required": True, "content": {JSON: _body(each, schema)}}
         told["responses"] = _responses(answers[each.name], schema)
         if (name := _SECURED.get(each.access)) and (secured or each.access == "admin"):
             told["security"] = [{name: []}]
@@ -154,6 +153,15 @@ def openapi(
         "paths": paths,
         "components": parts,
     }
+
+
+def _body(operation: Operation, schema: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    told: dict[str, Any] = {"schema": schema(operation.body)}
+    if operation.examples:
+        told["examples"] = {
+            str(number): {"value": each} for number, each in enumerate(operation.examples, 1)
+        }
+    return told
 
 
 def _in_path(operation: Operation) -> list[dict[str, Any]]:
@@ -188,7 +196,7 @@ def _responses(
         told = found.setdefault(str(each.status), {"description": each.what, "content": {}})
         if each.what not in told["description"]:
             told["description"] += f"; {each.what}"
-        shape = {"type": "string"} if each.kind.startswith("text/") else {}
+        shape = {"type": "string"} if each.kind == TEXT else {}
         if each.body is not None:
             shape = schema(each.body)
         known = told["content"].setdefault(each.kind, {"schema": shape})["schema"]

@@ -152,11 +152,10 @@ def shelled(
             return response
 
     application = web.Application(client_max_size=bytes_max, middlewares=[checked, *inner])
-    routes = {each: handlers[each.handler or each.name] for each in api.operations}
-    for operation, handler in routes.items():
+    for each in api.operations:
         # Whoever may GET may also ask for the HEAD of it.
-        add = web.get if operation.method == "GET" else partial(web.route, operation.method)
-        application.add_routes([add(operation.path, handler)])
+        route = web.get if each.method == "GET" else partial(web.route, each.method)
+        application.add_routes([route(each.path, handlers[each.handler or each.name])])
     application.router.add_get(PATH, describe)
     application.on_response_prepare.append(_as_it_is_called)
     return application

@@ -183,6 +183,8 @@ _REFUSALS = (
     Answer(504, "its timeout has passed", OpenAIError),
 )
 _STREAM = Answer(200, "its pieces, where `stream` is true", kind="text/event-stream")
+_PROMPT = {"prompt": "Once upon a time", "max_tokens": 8}
+_MESSAGES = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
 
 API = Api(
     "A front of a serving system",
@@ -193,10 +195,16 @@ API = Api(
         Operation(
             "completions", "POST", "/v1/completions", "Answer a prompt",
             (Answer(200, "the answer", Completion), _STREAM, *_REFUSALS), CompletionBody,
+            examples=(_PROMPT, _PROMPT | {"logprobs": 2, "n": 2}, _PROMPT | {"stream": True}),
         ),
         Operation(
             "chats", "POST", "/v1/chat/completions", "Answer a conversation",
             (Answer(200, "the answer", Chat), _STREAM, *_REFUSALS), ChatBody,
+            examples=(
+                _MESSAGES,
+                _MESSAGES | {"logprobs": True, "top_logprobs": 2},
+                _MESSAGES | {"stream": True, "stream_options": {"include_usage": True}},
+            ),
         ),
         Operation(
             "hints", "POST", "/v1/hints", "Tell the pool what to expect of a prompt",
@@ -209,6 +217,7 @@ API = Api(
                 Answer(503, "no worker is there yet, or the pool is away", OpenAIError),
             ),
             HintBody,
+            examples=({"prompt": "Once upon a time", "action": "retain", "ttl": "5m"},),
         ),
         Operation(
             "models", "GET", "/v1/models", "List the one model there is",

@@ -221,19 +221,22 @@ INDEXER_OPERATIONS = (
             Answer(501, "this server cannot follow events", OpenAIError),
         ),
         RegisterBody, access="admin",
+        examples=({"instance_id": "a", "type": "vLLM", "modelname": "llama", "block_size": 16},),
     ),
     Operation(
         "unregister", "POST", "/unregister", "Forget an engine, or all ranks of it",
         (Answer(200, "those that were there", Unregistered), _NO_BODY),
-        UnregisterBody, access="admin",
+        UnregisterBody, access="admin", examples=({"instance_id": "a"},),
     ),
     Operation(
         "query", "POST", "/query", "Say who holds how much of a prompt",
         (_FOUND, _NO_BODY), TokenQuery,
+        examples=({"model": "llama", "block_size": 16, "token_ids": [*range(32)]},),
     ),
     Operation(
         "query_by_hash", "POST", "/query_by_hash", "Say who holds how many of some blocks",
         (_FOUND, _NO_BODY), HashQuery,
+        examples=({"model": "llama", "block_size": 16, "seq_hashes": [1, "2"]},),
     ),
     Operation(
         "services", "GET", "/services", "Say who is registered",
