@@ -13,6 +13,8 @@ __all__ = ["API", "KEYS", "Grace", "Mode", "Mount", "MountFile", "Put", "Unmount
 GRACE_S_MAX = 3600
 KEYS = ("/api/get/", "/api/exist/", "/api/remove/")
 """What follows these in a path is a key."""
+_KEY = r"{key:[\s\S]+}"
+"""Whatever is in it, lines as well."""
 
 
 class Put(msgspec.Struct, frozen=True):
@@ -145,7 +147,7 @@ API = Api(
             examples=({"key": "a", "value": "text"},),
         ),
         Operation(
-            "get", "GET", "/api/get/{key:.+}", "Answer an object's bytes",
+            "get", "GET", f"/api/get/{_KEY}", "Answer an object's bytes",
             (
                 Answer(200, "the bytes", kind="application/octet-stream"),
                 Answer(404, "there is none", Error),
@@ -153,11 +155,11 @@ API = Api(
             ),
         ),
         Operation(
-            "exist", "GET", "/api/exist/{key:.+}", "Say whether there is an object",
+            "exist", "GET", f"/api/exist/{_KEY}", "Say whether there is an object",
             (Answer(200, "whether there is one", Exists), _FAILED),
         ),
         Operation(
-            "remove", "DELETE", "/api/remove/{key:.+}", "Remove an object",
+            "remove", "DELETE", f"/api/remove/{_KEY}", "Remove an object",
             (
                 _DONE,
                 Answer(400, "that is no key", Error),

@@ -33,6 +33,7 @@ JSON, TEXT = "application/json", "text/plain"
 Access: TypeAlias = Literal["token", "public", "admin"]
 
 _VARIABLE = re.compile(r"\{(\w+):([^{}]+)\}")
+_ANY = (".+", r"[\s\S]+")
 _COMPONENTS = "#/components/schemas/{name}"
 _SECURED = {"token": "token", "admin": "administrators"}
 
@@ -171,7 +172,7 @@ def _in_path(operation: Operation) -> list[dict[str, Any]]:
             "in": "path",
             "required": True,
             "schema": {"type": "string", "minLength": 1}
-            | ({} if pattern == ".+" else {"pattern": f"^{pattern}$"}),
+            | ({} if pattern in _ANY else {"pattern": f"^{pattern}$"}),
         }
         for name, pattern in _VARIABLE.findall(operation.path)
     ]

@@ -212,6 +212,7 @@ def test_keys_are_not_paths(store, monkeypatch):
             ("../x", "%2e%2e%2fx"),
             ("a/b", "a%2Fb"),
             ("%", "%25"),
+            ("a\nb\r\n", "a%0Ab%0D%0A"),
         ):
             store.put(key, key.encode())
             path = URL(f"/api/get/{written}", encoded=True)
