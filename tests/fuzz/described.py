@@ -7,6 +7,9 @@ what wants a token is not done without it, or with another one; every process li
 traceback. Then strangers ask the same: nothing but 401 for what wants a token, 400 for a path that
 is none, or 405 for a method that is none.
 
+Whoever has a token may lend memory as often as they like, and each time takes descriptors: there
+are enough for that here, `FILES`.
+
 Time is kept to by the second: what is asked then is not waited for longer than `ANSWER_S`. Without
 seconds a fixed number of requests is made, the same each time. Beside `ports`, which says what no
 client of HTTP would say.
@@ -38,13 +41,14 @@ if TYPE_CHECKING:
 
     from tests.soak.pool_of_processes import Place
 
-__all__ = ["NAMES", "Port", "places_of"]
+__all__ = ["FILES", "NAMES", "Port", "places_of"]
 
 NAMES = ("control", "rest", "front", "workers", "engines")
 CHECKS = (
     "status_code_conformance", "content_type_conformance", "response_headers_conformance",
     "response_schema_conformance", "ignored_auth",
 )  # fmt: skip
+FILES = 4096
 ANSWER_S = 30.0
 STRANGERS = 4
 """One of so many seconds is theirs."""
@@ -114,9 +118,11 @@ class Port:
         self.described = set(secured)
         self._secured = {each for each, asked in secured.items() if asked}
         for event in from_schema(described).execute():
-            if isinstance(event, (events.NonFatalError, events.FatalError)):
-                error = getattr(event, "value", None) or event.exception
-                raise AssertionError(f"{self.name}: {getattr(event, 'label', '')}: {error}")
+            if isinstance(event, events.FatalError):
+                raise event.exception
+            if isinstance(event, events.NonFatalError):  # it hung up, or did not answer
+                told = f"{event.value}\n{event.info.code_sample or ''}"
+                self._found[event.label, "no answer"] = Finding(event.label, "no answer", told)
             if isinstance(event, events.ScenarioFinished):
                 self.operations.add(event.recorder.label)
                 yield event.recorder
@@ -188,7 +194,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="ports whose name begins so")
     options = parser.parse_args()
     began = time.monotonic()
-    with PoolOfProcesses() as pool:
+    with PoolOfProcesses(FILES) as pool:
         places = [each for each in places_of(pool) if each.name.startswith(options.only)]
         watch, ports = Watch(pool, places), [Port(place, pool) for place in places]
         print(f"{'port':14}{'operations':>12}{'requests':>10}{'findings':>10}  answers")

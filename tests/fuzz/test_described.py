@@ -12,14 +12,14 @@ pytest.importorskip("schemathesis")
 pytest.importorskip("aiohttp")
 
 from mooncake_store.program.openapi import Answer, Api, Operation, Shape, openapi
-from tests.fuzz.described import NAMES, Port, places_of
+from tests.fuzz.described import FILES, NAMES, Port, places_of
 from tests.fuzz.ports import Watch
 from tests.soak.pool_of_processes import PoolOfProcesses
 
 
 @pytest.fixture(scope="module")
 def pool():
-    with PoolOfProcesses() as pool:
+    with PoolOfProcesses(FILES) as pool:
         yield pool
 
 
