@@ -108,8 +108,7 @@ class PoolOfProcesses:
         self.address = ""
         self._files = files
         self.secret = secrets.token_hex(16).encode()
-        self.token = secrets.token_hex(16)
-        self.admin_token = secrets.token_hex(16)
+        self.token, self.admin_token = secrets.token_hex(16), secrets.token_hex(16)
         self.engine: RecordingEngine | None = None
         """What the front leads to, once that runs."""
         self.descriptor: SegmentDescriptor | None = None
@@ -243,6 +242,14 @@ class PoolOfProcesses:
         for name, address in _NOTED.findall(log.read_text(encoding="utf-8")):
             where = Address.parse(address)
             yield Place(name.split()[0], pid, log, (where.host, where.port), HTTP)
+
+    def fronts(self) -> Iterator[Place]:
+        """Start fronts that have something to answer with, and ask for tokens."""
+        pid, log, ports = self._start(
+            "fronts", "-m", "tests.fuzz.fronts", self.token, self.admin_token
+        )
+        for name, port in zip(("workers", "engines"), ports.split(), strict=True):
+            yield Place(name, pid, log, ("127.0.0.1", int(port)), HTTP)
 
     def ended(self) -> list[str]:
         """Which programs have ended, though nobody asked them to."""
