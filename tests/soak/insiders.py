@@ -28,7 +28,7 @@ from tests.strangers import descriptors
 from tests.waiting import until
 from transfer_engine.transports import handover
 from transfer_engine.wire.frame import encode_frame
-from transfer_engine.wire.handshake import read_only_secret
+from transfer_engine.wire.keyring import read_only_secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
