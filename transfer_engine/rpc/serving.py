@@ -26,6 +26,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from transfer_engine.errors import (
@@ -59,10 +60,15 @@ from transfer_engine.wire.handshake import (
 )
 
 if TYPE_CHECKING:
-    from transfer_engine.rpc.service import Service
+    from transfer_engine.rpc.entrance import Entrance
+    from transfer_engine.rpc.limits import ServerLimits
+    from transfer_engine.rpc.reached import Reached
+    from transfer_engine.rpc.spinning import LoopSpin
+    from transfer_engine.rpc.unfinished import Unfinished
     from transfer_engine.wire.keyring import Keyring
+    from transfer_engine.wire.registry import Registry
 
-__all__ = ["WRITE_BYTES", "Connection", "Handler", "Reply"]
+__all__ = ["WRITE_BYTES", "Connection", "Handler", "Reply", "Service"]
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +83,30 @@ WRITE_BYTES = 1 << 16
 # costs grows with its length and that of its reply, and there is a cost of each.
 TURN_BYTES = 1 << 16
 _REQUEST_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What all connections of a server share: what is served, how, and who keeps count of them."""
+
+    registry: Registry
+    handle: Handler
+    limits: ServerLimits
+    short_limits: dict[int, int]
+    """Replies up to these lengths are gathered; longer ones leave alone, or not at all."""
+    identity: Identity
+    keyring: Keyring | None
+    own_user: bool
+    """Whether other users of this host are sent away."""
+    reached: Reached
+    versions: VersionRange
+    spin: LoopSpin | None
+    entrance: Entrance[Connection]
+    unfinished: Unfinished[Connection]
+    meet: Callable[[Connection], None]
+    """Count a connection in."""
+    forget: Callable[[Connection], None]
+    """Count a connection out."""
 
 
 class Connection(asyncio.Protocol):
