@@ -54,6 +54,7 @@ from transfer_engine.wire.frame import (
 from transfer_engine.wire.handshake import (
     HANDSHAKE_LIMITS,
     REFUSED,
+    Identity,
     ServerHandshake,
     Session,
     refusal,
