@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from mooncake_store.wire.cluster import Mount
 
 __all__ = [
+    "CLIENTS_MAX",
+    "CLIENTS_OF_ADDRESS_MAX",
     "GROUP_BYTES_MAX",
     "NEW_NAMESPACES_OF_READERS_MAX",
     "SEGMENTS_OF_WORKER_MAX",
@@ -25,6 +27,12 @@ __all__ = [
 
 LABEL_CHARS_MAX = 255
 """Of a host or a namespace."""
+CLIENTS_MAX = 32_768
+"""Clients that a shard knows: half of the numbers that its core has for them, because the numbers
+of those who left are free only after a sweep."""
+CLIENTS_OF_ADDRESS_MAX = 4096
+"""Clients of one address, from which on those of it that are not connected leave for others of it.
+More can be connected at a time."""
 GROUP_BYTES_MAX = 1024
 SEGMENTS_AT_ONCE_MAX = 256
 SEGMENTS_OF_WORKER_MAX = 1024

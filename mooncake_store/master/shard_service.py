@@ -154,7 +154,8 @@ class ShardService:
             raise InvalidArgumentError(f"a client uuid has 16 bytes, not {len(request.uuid)}")
         check_label("host", request.host)
         tenant = self._tenant(request.namespace or "default", connection.session.read_only)
-        run = site.clients.enroll(site.now(), request.uuid, request.epoch, request.host)
+        address = connection.peer.rpartition(":")[0]
+        run = site.clients.enroll(site.now(), request.uuid, request.epoch, request.host, address)
         site.clients.connect(run, connection)
         connection.context = Peer(run.handle, tenant, connection.session.read_only)
         connection.on_close(
