@@ -283,13 +283,18 @@ class Shard(ShardState):
 
     @operation
     def submit_task(
-        self, kind: TaskKind, digest: Digests, targets: list[int], source: int | None = None
+        self,
+        kind: TaskKind,
+        digest: Digests,
+        targets: list[int],
+        source: int | None = None,
+        client: int = 0,
     ) -> tuple[Status, int]:
         """Queue a copy or a move for the owner of the source: (status, task number).
 
-        A copy has one target or more, a move exactly one.
+        A copy has one target or more, a move exactly one. A client may ask for a part of them.
         """
-        return self.tasks.submit(kind, digest, source, targets)
+        return self.tasks.submit(kind, digest, source, targets, client)
 
     @operation
     def fetch_tasks(self, client: int, limit: int = 16) -> list[Task]:

@@ -18,6 +18,7 @@ __all__ = [
     "CLIENTS_MAX",
     "CLIENTS_OF_ADDRESS_MAX",
     "GROUP_BYTES_MAX",
+    "MESSAGE_CHARS_MAX",
     "NEW_NAMESPACES_OF_READERS_MAX",
     "SEGMENTS_OF_WORKER_MAX",
     "Places",
@@ -34,6 +35,8 @@ CLIENTS_OF_ADDRESS_MAX = 4096
 """Clients of one address, from which on those of it that are not connected leave for others of it.
 More can be connected at a time."""
 GROUP_BYTES_MAX = 1024
+MESSAGE_CHARS_MAX = 500
+"""Of what a worker says about a task that failed."""
 SEGMENTS_AT_ONCE_MAX = 256
 SEGMENTS_OF_WORKER_MAX = 1024
 NEW_NAMESPACES_OF_READERS_MAX = 1024
