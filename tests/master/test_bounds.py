@@ -14,7 +14,7 @@ from mooncake_store.core import tasks
 from mooncake_store.core.options import DEFAULTS, ShardConfig
 from mooncake_store.core.records import PUT_ROW, REPLICA, Status
 from mooncake_store.errors import InvalidArgumentError, OverloadedError, UnavailableError
-from mooncake_store.master import pending
+from mooncake_store.master import bounds, pending, standbys
 from mooncake_store.master.bounds import Places
 from mooncake_store.master.pending import Put, PutQueue
 from mooncake_store.wire import shard as wire
@@ -58,6 +58,30 @@ def test_a_worker_has_so_many_segments_and_no_more(start_cluster, wire_to, monke
     more = master.mount((secrets.token_bytes(16), "s", MIB), uuid=worker)
     assert more.statuses == (Status.NO_SPACE,)
     assert master.mount((secrets.token_bytes(16), "s", MIB), name="other").statuses == (0,)
+
+
+def test_so_many_workers_lend_nothing_and_no_more(start_cluster, wire_to, monkeypatch):
+    monkeypatch.setattr(bounds, "IDLE_WORKERS_MAX", 3)
+    master, known = wire_to(start_cluster(0)), secrets.token_bytes(16)
+    master.mount(uuid=known)
+    for _ in range(2):
+        master.mount(host="crowded")
+    with pytest.raises(OverloadedError, match=r"3 workers lend nothing.* 2 of them are on crowded"):
+        master.mount()
+    assert master.mount((secrets.token_bytes(16), "s", MIB)).statuses == (0,)
+    master.mount(uuid=known)  # again
+
+
+def test_standbys_have_so_many_addresses_and_no_more(monkeypatch):
+    """Who follows says his every few seconds."""
+    monkeypatch.setattr(standbys, "ADDRESSES_OF_STANDBYS_MAX", 3)
+    known, there = standbys.Standbys(), SimpleNamespace(peer="10.0.0.9:1")
+    for number in range(1, 9):
+        known.met(there, number, f"10.0.0.{number}:1")
+        known.met(there, 1, "0.0.0.0:7")
+    assert known._addresses == {7: "10.0.0.7:1", 8: "10.0.0.8:1", 1: "10.0.0.9:7"}
+    with pytest.raises(InvalidArgumentError, match="address has 60000 characters"):
+        known.met(there, 1, LONG)
 
 
 def test_others_are_answered_while_a_worker_mounts_all_it_may_at_once(start_cluster, wire_to):
