@@ -32,6 +32,9 @@ def with_aiohttp(make):
 KINDS = {
     "control": lambda: plain(lambda: Control("127.0.0.1", 0)),
     "front": lambda: with_aiohttp(lambda: external_application(ExternalFront({}), Shell())),
+    "front, key": lambda: with_aiohttp(
+        lambda: external_application(ExternalFront({}), Shell(admin_token=sys.argv[2]))
+    ),
     "rest": lambda: with_aiohttp(lambda: MooncakeStoreService().application(Shell())),
 }
 
