@@ -236,7 +236,8 @@ def _registration(rng: random.Random) -> bytes:
         "modelname": "m",
         "block_size": rng.choice((1, 16)),
     }
-    if rng.random() < 0.5:  # each that is followed has threads and descriptors, so few names
+    if rng.random() < 0.5:  # each that is followed has threads and descriptors, so one name
+        fields["instance_id"] = "fuzz"
         fields["endpoint"] = rng.choice(_ELSEWHERE)
         fields["replay_endpoint"] = rng.choice((None, *_ELSEWHERE))
         return json.dumps(fields).encode()
