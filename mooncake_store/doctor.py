@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from transfer_engine.base import SegmentDescriptor
     from transfer_engine.topology.machine import Topology
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["Finding", "Host", "Route", "Severity", "ask_peer", "examine", "routes", "routes_to"]
 
@@ -199,7 +200,7 @@ def routes_to(segments: Mapping[str, SegmentDescriptor]) -> list[Route]:
         ]
 
 
-def ask_peer(address: str, secret: bytes | None) -> tuple[list[Finding], list[Route]]:
+def ask_peer(address: str, secret: Secret | None) -> tuple[list[Finding], list[Route]]:
     """Ask whoever serves memory at host:port: is it there, how far, how would it be reached."""
     from transfer_engine.notify import Alive, Probe
     from transfer_engine.rpc.address import Address

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from mooncake_store.worker.keeping import Record
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["LocalState"]
 
@@ -118,7 +119,7 @@ class LocalState:
         memory: str,
         sizes: Mapping[str, tuple[int, ...]],
         address: str,
-        secret: bytes | None,
+        secret: Secret | None,
     ) -> None:
         """Give up what lies with workers that there will not be, and say what does not fit.
 
@@ -187,7 +188,7 @@ def _take(folder: Path, wanted: _Lock) -> int:
         raise ConfigError(what, advice=wanted.advice) from None
 
 
-def _unmount(address: str, secret: bytes | None, record: Record) -> None:
+def _unmount(address: str, secret: Secret | None, record: Record) -> None:
     """Have a master give up all that a worker lent which does not run."""
     request = wire.Unmount(bytes.fromhex(record.uuid), record.epoch, ())
     with BlockingConnection.connect(

@@ -113,3 +113,40 @@ def _connected(sock):
     except OSError:
         pass
     return False
+
+
+@contextlib.contextmanager
+def relay(address, port=0):
+    """Stand between: the address of who passes all bytes on to another, both ways, unchanged."""
+    host, _, there = str(address).rpartition(":")
+
+    class Passing(socketserver.BaseRequestHandler):
+        def handle(self):
+            with socket.create_connection((host, int(there))) as onward:
+                back = threading.Thread(target=pour, args=(onward, self.request), daemon=True)
+                back.start()
+                pour(self.request, onward)
+                back.join()
+
+    class Relay(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        allow_reuse_address = True
+
+    with Relay(("127.0.0.1", port), Passing) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def pour(source, target):
+    """Pass bytes on until one of both is gone."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+    for each in (source, target):
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from transfer_engine.base import Columns
     from transfer_engine.devices.devices import SupportsDevice
     from transfer_engine.notify import Answer, Post, Question
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["TransferEngine"]
 
@@ -92,7 +93,7 @@ class TransferEngine:
         self,
         *,
         transports: Sequence[str] = transports.NAMES,
-        secret: bytes | None = None,
+        secret: Secret | None = None,
         networks: Sequence[str] = (),
         threads: int = 4,
         queue_max: int = 1024,

@@ -32,6 +32,7 @@ from transfer_engine.errors import (
 )
 from transfer_engine.segments.file import FileSegment
 from transfer_engine.wire.cold import MALFORMED
+from transfer_engine.wire.rights import EVERYTHING, Rights, Role
 
 if TYPE_CHECKING:
     from transfer_engine.base import SegmentDescriptor
@@ -217,12 +218,15 @@ class PeerService:
         self._publisher = publisher
         self._identity = (pid, host)
 
-    def answer(self, question: bytes, peer: str) -> bytes:
+    def answer(self, question: bytes, peer: str, rights: Rights = EVERYTHING) -> bytes:
         """Return the answer; raises a StoreError for the peer, RemoteProtocolError for nonsense."""
         try:
             asked = _QUESTIONS.decode(question)
         except MALFORMED as error:
             raise RemoteProtocolError(f"a malformed question: {error}", peer=peer) from error
+        if isinstance(asked, Post | Sync) and rights.role < Role.WRITER:
+            kind = "notify" if isinstance(asked, Post) else "sync"
+            raise rights.refusal(Role.WRITER, kind)
         return encode(self._answer(asked, peer))
 
     def _answer(self, asked: Question, peer: str) -> Answer:

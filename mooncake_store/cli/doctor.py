@@ -43,9 +43,9 @@ def doctor(
     found = examination.examine(examination.Host())
     routes = examination.routes()
     if peer is not None:
-        from mooncake_store.endpoint import read_secret
+        from mooncake_store.credentials import secret_in
 
-        secret = read_secret(secret_file) if secret_file else None
+        secret = secret_in(secret_file)
         asked, told = examination.ask_peer(peer, secret)
         found += asked
         routes += told

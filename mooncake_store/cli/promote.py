@@ -10,6 +10,7 @@ from mooncake_store.cli.shared.client import EtcdFileOption, SecretOption
 
 if TYPE_CHECKING:
     from mooncake_store.wire.standby import StandbyStatus
+    from transfer_engine.wire.keyring import Keyring
 
 LOOK_UP_S = 10.0
 CALL_S = 60.0
@@ -49,13 +50,14 @@ def promote(
 
     Clients and workers that were given both addresses go on by themselves.
     """
-    from mooncake_store.endpoint import ETCD_SCHEME, read_secret, split_address
+    from mooncake_store.credentials import secret_in
+    from mooncake_store.endpoint import ETCD_SCHEME, split_address
     from mooncake_store.errors import InvalidArgumentError
     from mooncake_store.wire.cluster import CLUSTER
     from mooncake_store.wire.standby import PROMOTE, PromoteRequest
     from transfer_engine.rpc.blocking import BlockingConnection
 
-    secret = read_secret(secret_file) if secret_file else None
+    secret = secret_in(secret_file)
     if address.startswith(ETCD_SCHEME):
         if not check:
             raise InvalidArgumentError(
@@ -82,7 +84,7 @@ def promote(
     return ExitCode.OK
 
 
-def _status(address: str, secret: bytes | None) -> "StandbyStatus":
+def _status(address: str, secret: "bytes | Keyring | None") -> "StandbyStatus":
     """How the copy of a standby stands. Raises StoreError."""
     from mooncake_store.wire.cluster import CLUSTER
     from mooncake_store.wire.standby import STANDBY, StandbyRequest
@@ -96,7 +98,9 @@ def _status(address: str, secret: bytes | None) -> "StandbyStatus":
     return found
 
 
-def _check_members(url: str, etcd_file: str | None, secret: bytes | None, *, as_json: bool) -> int:
+def _check_members(
+    url: str, etcd_file: str | None, secret: "bytes | Keyring | None", *, as_json: bool
+) -> int:
     """Tell which members that an etcd knows could lead, besides the one that does."""
     from mooncake_store.cli.shared.masters import etcd_file_of
     from mooncake_store.coordination.access import read_access

@@ -1,25 +1,206 @@
-"""`mooncake secret`: the read-only credential that belongs to a pool's secret."""
+"""`mooncake secret`: the credentials of a pool: made, listed, exchanged and taken back."""
 
+import time
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mooncake_store.cli.shared.app import JsonOption, command, emit
+from mooncake_store.cli.shared.app import JsonOption, emit, examples, make_app, table
+
+app = make_app("Make the credentials of a pool, list them, and take them back.")
+
+DirectoryArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="DIR", help="The directory that masters and workers are given as --credentials."
+    ),
+]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Whose credential it is.")]
 
 
-@command(
-    ("mooncake secret pool.secret", "for a file that only its readers can read: umask 077"),
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="Write it there, for this user alone, unseen."),
+]
+
+
+class RoleName(StrEnum):
+    """What somebody is to a pool; each may do what those before it may."""
+
+    READER = "reader"
+    WRITER = "writer"
+    WORKER = "worker"
+    ADMIN = "admin"
+
+
+@app.command(
+    "reader",
+    epilog=examples(
+        ("mooncake secret reader pool.secret", "for a file that only its readers can read"),
+    ),
 )
-def secret(
+def reader(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The file with the pool's secret.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Print the secret for clients that may only read.
+    """Print the secret for clients that may only read, whoever they are.
 
     It is made of the pool's own, which it does not tell; masters and workers accept it as they are.
     """
     from mooncake_store.endpoint import read_secret
-    from transfer_engine.wire.handshake import read_only_secret
+    from transfer_engine.wire.keyring import read_only_secret
 
     made = read_only_secret(read_secret(file)).decode()
     emit({"read_only_secret": made}, as_json=as_json, human=lambda: made)
+
+
+@app.command(
+    epilog=examples(
+        (
+            "mooncake secret make /etc/mooncake/credentials alice --out alice.secret",
+            "may read and write; clients are given the file as --secret-file",
+        ),
+        (
+            "mooncake secret make /etc/mooncake/credentials batch --role reader --namespace team-a"
+            " --for 30d",
+            "may read one namespace, for 30 days",
+        ),
+        ("mooncake secret make /etc/mooncake/credentials node7 --role worker", "may lend memory"),
+    )
+)
+def make(
+    directory: DirectoryArgument,
+    name: NameArgument,
+    role: Annotated[
+        RoleName, typer.Option("--role", help="What it allows: each allows what is before it.")
+    ] = RoleName.WRITER,
+    namespaces: Annotated[
+        list[str] | None,
+        typer.Option("--namespace", metavar="NAME", help="One that it is for; none: all of them."),
+    ] = None,
+    lasts: Annotated[
+        str | None, typer.Option("--for", metavar="DURATION", help="When it ends. Never.")
+    ] = None,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a credential, and print what its principal puts into a file of his.
+
+    Masters and workers let it in within a second; nothing has to be started anew. What is printed
+    is kept nowhere else but in the directory.
+    """
+    from mooncake_store import credentials
+    from mooncake_store.units import parse_duration
+    from transfer_engine.wire.rights import Role
+
+    until = 0.0 if lasts is None else time.time() + parse_duration(lasts)
+    text = credentials.make(
+        directory, name, Role[role.value.upper()], namespaces=namespaces or (), until=until
+    )
+    _tell(text, out, as_json=as_json)
+
+
+@app.command(
+    "list",
+    epilog=examples(
+        ("mooncake secret list /etc/mooncake/credentials", "whose there are, and until when")
+    ),
+)
+def list_(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
+    """List whose credentials there are, and what they allow; no secret is shown."""
+    from mooncake_store import credentials
+
+    now = time.time()
+    found = [
+        (name, entry, len(entry.keys(name, now)))
+        for name, entry in credentials.entries(directory).items()
+    ]
+    emit(
+        {
+            "credentials": [
+                {
+                    "principal": name,
+                    "role": entry.role,
+                    "namespaces": list(entry.namespaces),
+                    "until": entry.until or None,
+                    "secrets": holding,
+                }
+                for name, entry, holding in found
+            ]
+        },
+        as_json=as_json,
+        human=lambda: table(
+            {
+                "Principal": "left",
+                "Role": "left",
+                "Namespaces": "left",
+                "Until": "left",
+                "Secrets": "right",
+            },
+            [
+                (
+                    name,
+                    entry.role,
+                    ", ".join(entry.namespaces) or "all",
+                    _day(entry.until),
+                    str(holding) if holding else "none holds",
+                )
+                for name, entry, holding in found
+            ],
+        ),
+    )
+
+
+@app.command(
+    epilog=examples(
+        (
+            "mooncake secret rotate /etc/mooncake/credentials alice --keep 1h",
+            "the one before holds for an hour yet",
+        ),
+    )
+)
+def rotate(
+    directory: DirectoryArgument,
+    name: NameArgument,
+    keep: Annotated[
+        str, typer.Option("--keep", metavar="DURATION", help="For how long the old one holds.")
+    ] = "1h",
+    out: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a principal another secret, and print it; what it allows stays as it is."""
+    from mooncake_store import credentials
+    from mooncake_store.units import parse_duration
+
+    text = credentials.rotate(directory, name, keep_s=parse_duration(keep))
+    _tell(text, out, as_json=as_json)
+
+
+@app.command(
+    epilog=examples(("mooncake secret revoke /etc/mooncake/credentials alice", "her sessions end"))
+)
+def revoke(directory: DirectoryArgument, name: NameArgument, as_json: JsonOption = False) -> None:
+    """Take a credential back: sessions that proved it end within two seconds."""
+    from mooncake_store import credentials
+
+    credentials.revoke(directory, name)
+    emit({"revoked": name}, as_json=as_json, human=lambda: f"{name} is let in no more")
+
+
+def _tell(text: str, out: Path | None, *, as_json: bool) -> None:
+    """Print a credential, or write it to a file."""
+    from mooncake_store import credentials
+
+    if out is None:
+        emit({"credential": text}, as_json=as_json, human=lambda: text)
+        return
+    credentials.write_text(out, text)
+    emit({"file": str(out)}, as_json=as_json, human=lambda: f"written to {out}")
+
+
+def _day(until: float) -> str:
+    if not until:
+        return "for ever"
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(until))

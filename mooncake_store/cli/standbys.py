@@ -50,7 +50,7 @@ def standbys(
 
     One that does not follow can be dropped; another one that follows counts then at once.
     """
-    from mooncake_store.endpoint import read_secret
+    from mooncake_store.credentials import secret_in
     from mooncake_store.errors import InvalidArgumentError
     from mooncake_store.wire.standby import DROP, Drop
 
@@ -61,7 +61,7 @@ def standbys(
         raise InvalidArgumentError(
             f"{drop!r} is no number of a standby", advice="write it as `mooncake standbys` does"
         ) from None
-    secret = read_secret(secret_file) if secret_file else None
+    secret = secret_in(secret_file)
     with connected_to(masters, secret, status_of) as (connection, found):
         if number is not None:
             body = DROP.request.pack(Drop(number))

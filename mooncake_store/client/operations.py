@@ -46,15 +46,14 @@ from mooncake_store.units import parse_duration
 from mooncake_store.wire.shard import (
     BATCH_MAX,
     EXISTS,
-    EXISTS_ONE,
     FIND_PREFIX,
     PIN,
     REMOVE,
     REMOVE_REPLICAS,
     RENAME,
-    PutOne,
     RemoveFlag,
 )
+from mooncake_store.wire.single_key import EXISTS_ONE, PutOne
 from transfer_engine.checksum import address_of
 
 if TYPE_CHECKING:

@@ -36,12 +36,10 @@ from mooncake_store.core.records import Status, Tier
 from mooncake_store.errors import InvalidArgumentError, StoreError
 from mooncake_store.wire.shard import (
     GET,
-    GET_ONE,
     PUT_END,
-    PUT_END_ONE,
     PUT_START,
-    PUT_STARTED_ONE,
 )
+from mooncake_store.wire.single_key import GET_ONE, PUT_END_ONE, PUT_STARTED_ONE
 from transfer_engine.base import Operation as Direction
 from transfer_engine.checksum import copy_one
 
@@ -53,7 +51,7 @@ if TYPE_CHECKING:
     from mooncake_store.client.reads import Plan
     from mooncake_store.client.steps import Steps
     from mooncake_store.identity import Identity
-    from mooncake_store.wire.shard import PutOne
+    from mooncake_store.wire.single_key import PutOne
     from transfer_engine.segments.mapping import Mapping
 
 __all__ = ["Single", "digest_of", "put_one", "read_one"]

@@ -20,7 +20,8 @@ from mooncake_store.compat.memory import Registry, is_mapped
 from mooncake_store.compat.peers import Peer, memory_name
 from mooncake_store.compat.values import TransferNotify
 from mooncake_store.config.settings import WorkerConfig, load
-from mooncake_store.endpoint import is_loopback, read_secret
+from mooncake_store.credentials import secret_in
+from mooncake_store.endpoint import is_loopback
 from mooncake_store.errors import ConfigError, InvalidArgumentError, StoreError
 from transfer_engine.engine import TransferEngine as NativeEngine
 from transfer_engine.rpc.address import Address
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from transfer_engine.base import Region
     from transfer_engine.submission import Submission
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["EngineMemory"]
 
@@ -51,7 +53,7 @@ class EngineMemory:
     def __init__(self) -> None:
         self._engine: NativeEngine | None = None
         self._server: TransferServer | None = None
-        self._secret: bytes | None = None
+        self._secret: Secret | None = None
         self._lock = threading.Lock()
         self._owned: dict[int, _Owned] = {}
         self._peers: dict[str, Peer] = {}
@@ -100,7 +102,7 @@ class EngineMemory:
     def _serve(self, host: str, port: int, *, fixed: bool) -> TransferServer:
         """Listen on the port, or on any other when that fails and it is not the one agreed on."""
         config = load(WorkerConfig).value
-        self._secret = read_secret(config.secret_file) if config.secret_file else None
+        self._secret = secret_in(config.secret_file)
         bind = "127.0.0.1" if is_loopback(host) else host
 
         def serve(port: int) -> TransferServer:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transfer_engine.base import SegmentDescriptor
     from transfer_engine.engine import TransferEngine
     from transfer_engine.handle import SegmentHandle
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["Peer", "memory_name"]
 
@@ -49,7 +50,7 @@ class Known(NamedTuple):
 class Peer:
     """Another engine, by its session name."""
 
-    def __init__(self, address: str, engine: TransferEngine, secret: bytes | None) -> None:
+    def __init__(self, address: str, engine: TransferEngine, secret: Secret | None) -> None:
         self._address = address
         self._engine = engine
         self._secret = secret

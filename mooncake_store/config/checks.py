@@ -162,14 +162,8 @@ def check_exposure(table: str, host: str, secret_file: str, insecure: bool) -> N
         )
 
 
-def check_rails(
-    table: str,
-    rails: tuple[str, ...],
-    transports: tuple[str, ...],
-    secret_file: str,
-    insecure: bool,
-) -> None:
-    """Refuse further addresses that nobody would use, that are none, or that nothing guards."""
+def check_rails(table: str, rails: tuple[str, ...], transports: tuple[str, ...]) -> None:
+    """Refuse further addresses that nobody would use, or that are none."""
     if rails and "tcp" not in transports:
         raise Contradiction(
             f"{table}.rails are addresses for tcp, which {table}.transports leaves out",
@@ -178,7 +172,6 @@ def check_rails(
         )
     for rail in rails:
         check_address(table, "rails", rail, split_rail)
-        check_exposure(table, split_rail(rail)[0], secret_file, insecure)
 
 
 def check_cold(

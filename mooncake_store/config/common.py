@@ -45,7 +45,7 @@ SecretFile = Annotated[
 ]
 Insecure = Annotated[
     bool,
-    Meta(description="Accept connections from other machines without any secret."),
+    Meta(description="Accept connections from other machines and users without any secret."),
 ]
 DataNetworks = Annotated[
     tuple[str, ...],

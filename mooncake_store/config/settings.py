@@ -26,7 +26,6 @@ from eviction.registry import STORE_POLICIES, check_store_policy
 from mooncake_store.config.checks import (
     check_address,
     check_cold,
-    check_exposure,
     check_kept_pool,
     check_list,
     check_memory,
@@ -39,7 +38,6 @@ from mooncake_store.config.checks import (
 from mooncake_store.config.common import (
     DataNetworks,
     EtcdFile,
-    Insecure,
     LogJson,
     LogLevel,
     Overcommit,
@@ -47,6 +45,7 @@ from mooncake_store.config.common import (
     SecretFile,
     Strict,
 )
+from mooncake_store.config.guarded import Guarded
 from mooncake_store.config.loading import (
     CLIENT_ARGUMENT,
     COMMAND_LINE,
@@ -58,7 +57,7 @@ from mooncake_store.config.loading import (
 )
 from mooncake_store.config.member import MemberConfig
 from mooncake_store.config.setting import Contradiction, Setting, Settings, settings_of
-from mooncake_store.endpoint import split_masters, split_url
+from mooncake_store.endpoint import split_masters, split_rail, split_url
 from mooncake_store.units import GIB, HOUR_NS, MIB, MINUTE_NS, SECOND_NS, VALUE_MAX
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ DurationNs = Annotated[int, Meta(gt=0, le=365 * 24 * HOUR_NS, extra={"unit": "ns
 DurationS = Annotated[float, Meta(gt=0, le=365 * 24 * 3600, extra={"unit": "s"})]
 
 
-class MasterConfig(Settings, frozen=True, kw_only=True):
+class MasterConfig(Guarded, frozen=True, kw_only=True):
     """Settings of `mooncake master`: where it listens, how long things live, what is evicted."""
 
     table: ClassVar[str] = "master"
@@ -103,9 +102,6 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
         int,
         Meta(ge=1, le=4096, description="Shard processes; each serves its slice of the keys."),
     ] = 1
-    secret_file: SecretFile = ""
-    data_networks: DataNetworks = ()
-    insecure: Insecure = False
     port_file: PortFile = ""
     objects_max: Annotated[
         int,
@@ -322,11 +318,10 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
             )
         check_namespace_offloads(self.table, self.namespace_offloads)
         check_quotas(self.table, self.quotas, self.shards)
-        check_networks(self.table, self.data_networks)
-        check_exposure(self.table, self.host, self.secret_file, self.insecure)
+        self.check_guard(self.host)
 
 
-class WorkerConfig(Settings, frozen=True, kw_only=True):
+class WorkerConfig(Guarded, frozen=True, kw_only=True):
     """Settings of `mooncake worker`: the memory it lends to the pool, and how it is reached."""
 
     table: ClassVar[str] = "worker"
@@ -409,9 +404,6 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
             "large transfers use all of them."
         ),
     ] = ()
-    secret_file: SecretFile = ""
-    data_networks: DataNetworks = ()
-    insecure: Insecure = False
     port_file: PortFile = ""
     log_level: LogLevel = "info"
     log_json: LogJson = False
@@ -439,9 +431,8 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
             self.hugepages,
             self.transports,
         )
-        check_networks(self.table, self.data_networks)
-        check_rails(self.table, self.rails, self.transports, self.secret_file, self.insecure)
-        check_exposure(self.table, self.host, self.secret_file, self.insecure)
+        check_rails(self.table, self.rails, self.transports)
+        self.check_guard(self.host, *(split_rail(rail)[0] for rail in self.rails))
 
 
 class ClientConfig(Settings, frozen=True, kw_only=True):

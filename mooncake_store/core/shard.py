@@ -38,7 +38,7 @@ from mooncake_store.core.janitor import Janitor
 from mooncake_store.core.operation import operation
 from mooncake_store.core.options import ShardConfig
 from mooncake_store.core.records import SEGMENT_BYTES_MAX, SegmentState, State, Status, Tier
-from mooncake_store.core.state import CLIENTS_MAX, TENANTS_MAX, Client, ShardState, Tenant
+from mooncake_store.core.state import CLIENTS_MAX, TENANTS_MAX, Client, ShardState, Tenant, as_words
 from mooncake_store.core.tasks import Task, TaskKind, Tasks
 
 if TYPE_CHECKING:
@@ -371,14 +371,27 @@ class Shard(ShardState):
 
     # Observation.
 
-    def event_snapshot(self, cursor: int = 0, rows_max: int = 65_536) -> tuple[Digests, int, int]:
+    def foreign(self, digests: Digests, tenant: int) -> NDArray[np.bool_]:
+        """Which keys are those of objects, readable or not, of other tenants."""
+        found = self.table.find(as_words(digests))
+        others = found >= 0
+        others[others] = self.cold["tenant"][found[others]] != tenant
+        return others
+
+    def event_snapshot(
+        self, cursor: int = 0, rows_max: int = 65_536, tenant: int | None = None
+    ) -> tuple[Digests, int, int]:
         """Return (digests of readable objects, next cursor or 0, number of the next event).
 
-        A follower keeps the number of the first page and replays from there after the last.
+        Those of one `tenant`, or of all. A follower keeps the number of the first page and replays
+        from there after the last.
         """
 
         def in_span(span: NDArray[np.int64], out: NDArray[np.int32]) -> int:
-            found = np.flatnonzero(self.rows["state"][span[0] : span[1]] == State.READABLE)
+            wanted = self.rows["state"][span[0] : span[1]] == State.READABLE
+            if tenant is not None:
+                wanted &= self.cold["tenant"][span[0] : span[1]] == tenant
+            found = np.flatnonzero(wanted)
             out[: len(found)] = found + span[0]
             return len(found)
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mooncake_store.config.settings import MasterConfig
+from mooncake_store.credentials import gate_of
 from mooncake_store.hosting.leader import Leader
 from mooncake_store.master.ahead import Ahead
 from mooncake_store.master.counting import Term
@@ -50,7 +51,6 @@ from mooncake_store.wire.hosts import (
     Yield,
 )
 from transfer_engine.errors import (
-    AuthError,
     ConfigError,
     RemoteProtocolError,
     StoreError,
@@ -77,8 +77,8 @@ RETRY_S = 0.5
 STOP_S = 4.0
 OWN = frozenset(
     {
-        "host", "port", "port_file", "state", "secret_file", "insecure", "log_level", "log_json",
-        "connections_max",
+        "host", "port", "port_file", "state", "secret_file", "credentials", "reached_as",
+        "insecure", "log_level", "log_json", "connections_max",
     }
 )  # fmt: skip
 """Settings that each host has for itself; all others are the master's."""
@@ -117,13 +117,13 @@ class _ShardHost:
     async def run(self, on_ready: Callable[[dict[str, Any]], object]) -> None:
         """Lead what the master says, until told to stop; raises what broke a shard."""
         config = self._config
-        server = Server(HOST, self._handle, secret=self._secret)
+        server = Server(HOST, self._handle, **gate_of(config, self._secret))
         stopping = asyncio.ensure_future(self._stop.wait())
         with ExitStack() as undo:
             undo.enter_context(held(self._path))
             self._number = number_of(self._path)
             try:
-                address = await server.listen(config.host, config.port, insecure=config.insecure)
+                address = await server.listen(config.host, config.port)
                 self._address = str(address)
                 serving = asyncio.ensure_future(self._serve(on_ready))
                 ends: set[asyncio.Future[Any]] = {serving, stopping}
@@ -317,8 +317,6 @@ class _ShardHost:
     def _handle(self, connection: Connection, frame: Frame) -> Any:
         operation = HOST.by_opcode[frame.opcode]
         request = operation.request.unpack(frame.body)
-        if connection.session.read_only:
-            raise AuthError("the credential is read-only", operation=operation.name)
 
         async def answered() -> bytes:
             body: bytes = operation.reply.pack(await self._answer(request, frame.opcode))

@@ -4,11 +4,10 @@
     def remove(self, peer: Peer, request: Any) -> Answer:
         ...
 
-Everything else is the same for all of them and done by `AnswerTable`: the request is unpacked, a
-credential that may only read is refused what changes something, what was changed is kept as far as
-the settings ask for before anybody hears of it, keys are counted and, where an
-object would be lost by it, checked to be of this shard, and what the handler returns is packed. A
-handler that cannot answer at once returns an awaitable of its answer.
+Everything else is the same for all of them and done by `AnswerTable`: the request is unpacked,
+what was changed is kept as far as the settings ask for before anybody hears of it, keys are
+counted and, where an object would be lost by it, checked to be of this shard, and what the handler
+returns is packed. A handler that cannot answer at once returns an awaitable of its answer.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from mooncake_store import ids
 from mooncake_store.master.attendance import RETURN_S
 from mooncake_store.master.site import wait_max_ms
-from transfer_engine.errors import AuthError, UnavailableError
+from transfer_engine.errors import UnavailableError
 from transfer_engine.wire.schema import Packed
 
 if TYPE_CHECKING:
@@ -43,6 +41,7 @@ class _Declaration(NamedTuple):
     keys: str
     routed: tuple[str, ...]
     changes: bool
+    begun: str
     waits: bool
     dear: bool
     idle: Answer | None
@@ -54,6 +53,7 @@ def answers(
     keys: str = "",
     routed: tuple[str, ...] = (),
     changes: bool = False,
+    begun: str = "",
     waits: bool = False,
     dear: bool = False,
     idle: Answer | None = None,
@@ -61,14 +61,15 @@ def answers(
     """Declare a method as the handler of an operation.
 
     `keys` is the column of the request whose rows are counted, `routed` those whose keys must be of
-    this shard. `changes`: not for a credential that may only read. A handler that `waits` is told
-    the milliseconds that its caller waits at most, 0 for any time. What is `dear`, because it looks
-    at all objects and not at some keys, takes turns (`turns.py`). `idle` is answered, instead of
-    an error, while nothing may be changed: by what hands out work.
+    this shard, `begun` that whose keys are to be of new objects. What `changes` something is kept
+    before that is answered. A handler that `waits` is told the milliseconds that its caller waits
+    at most, 0 for any time. What is `dear`, because it looks at all objects and not at some keys,
+    takes turns (`turns.py`). `idle` is answered, instead of an error, while nothing may be changed:
+    by what hands out work.
     """
 
     def declare(handler: Handler) -> Handler:
-        declaration = _Declaration(operation, keys, routed, changes, waits, dear, idle)
+        declaration = _Declaration(operation, keys, routed, changes, begun, waits, dear, idle)
         handler.declaration = declaration  # type: ignore[attr-defined]
         return handler
 
@@ -91,9 +92,26 @@ class AnswerTable:
         self._site = site
         entries = [entry for owner in owners for entry in _of(owner)]
         self._answering = {
-            entry.declaration.operation.opcode: _asking(site, entry) or partial(self._all, entry)
+            entry.declaration.operation.opcode: self._asking(entry) or partial(self._all, entry)
             for entry in entries
         }
+
+    def _asking(self, entry: _Entry) -> Callable[[Peer, Frame], bytes] | None:
+        """The same for what only asks about keys, which most requests do, without the rest."""
+        declared, site = entry.declaration, self._site
+        column = declared.keys
+        if not column or declared.routed or declared.changes or declared.waits or not entry.by_name:
+            return None
+        unpack, handle, pack = entry.unpack, entry.handle, entry.pack
+
+        def answer(peer: Peer, frame: Frame) -> bytes:
+            request = unpack(frame.body)
+            site.keys += len(getattr(request, column))
+            if peer.confined:
+                request = self._narrowed(peer, entry, request)
+            return pack(**handle(peer, request))
+
+        return answer
 
     def answer(self, peer: Peer, frame: Frame) -> Reply | Awaitable[Reply] | None:
         """Answer a request, at once or later; None for an operation without a handler."""
@@ -118,8 +136,6 @@ class AnswerTable:
                 return self._in_turn(entry, peer, frame, turn)
         keeper = None
         if declaration.changes:
-            if peer.read_only:
-                raise _refused(declaration.operation, request)
             keeper = self._site.keeper
             if keeper is not None:
                 try:
@@ -134,6 +150,8 @@ class AnswerTable:
             self._site.keys += len(getattr(request, declaration.keys))
         for column in declaration.routed:
             self._site.check_routing(getattr(request, column))
+        if peer.confined:
+            request = self._narrowed(peer, entry, request)
         if declaration.waits:
             told = entry.handle(peer, request, frame.deadline_ms)
             if isinstance(told, Awaitable):
@@ -146,6 +164,14 @@ class AnswerTable:
         if keeper is not None and keeper.waits:
             return _when_kept(keeper, reply)
         return reply
+
+    def _narrowed(self, peer: Peer, entry: _Entry, request: Any) -> Any:
+        """Return the request without keys that are others'."""
+        declaration = entry.declaration
+        columns = {each for each in (declaration.keys, *declaration.routed) if each}
+        return self._site.confinement.narrowed(
+            peer, request, columns, declaration.begun, declaration.operation.name
+        )
 
     async def _once_followed(
         self, entry: _Entry, peer: Peer, frame: Frame, keeper: Keeper
@@ -168,21 +194,6 @@ class AnswerTable:
         self._site.check_led()
         reply = self._all(entry, peer, frame, in_turn=True)
         return await reply if isinstance(reply, Awaitable) else reply
-
-
-def _asking(site: Site, entry: _Entry) -> Callable[[Peer, Frame], bytes] | None:
-    """The same for what only asks about keys, which most requests do, without the rest; or None."""
-    _, column, routed, changes, waits, _, _ = entry.declaration
-    if not column or routed or changes or waits or not entry.by_name:
-        return None
-    unpack, handle, pack = entry.unpack, entry.handle, entry.pack
-
-    def answer(peer: Peer, frame: Frame) -> bytes:
-        request = unpack(frame.body)
-        site.keys += len(getattr(request, column))
-        return pack(**handle(peer, request))
-
-    return answer
 
 
 def _packed(entry: _Entry, told: Answer) -> bytes:
@@ -211,19 +222,3 @@ def _of(owner: object) -> Iterable[_Entry]:
         if declaration is not None:
             unpack, reply = declaration.operation.request.unpack, declaration.operation.reply
             yield _Entry(declaration, unpack, handle, reply.pack, isinstance(reply, Packed))
-
-
-def _refused(operation: Operation[Any, Any], request: Any) -> AuthError:
-    """Say what a read-only credential does not allow, and of which key it was asked."""
-    names, digests = getattr(request, "names", None), getattr(request, "digests", None)
-    key: str | None = None
-    if names is not None and len(names.blob):
-        key = bytes(names.blob[: int(names.offsets[1])]).decode(errors="backslashreplace")
-    elif digests is not None and len(digests):
-        key = ids.hex(digests[0])
-    return AuthError(
-        "the credential is read-only",
-        key=key,
-        operation=operation.name,
-        advice="connect with the shared secret itself to change objects",
-    )

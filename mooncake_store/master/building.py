@@ -11,6 +11,7 @@ from mooncake_store import core
 from mooncake_store.clock import AheadClock
 from mooncake_store.core.options import Offload, Placement, ShardConfig
 from mooncake_store.core.shard import Shard
+from mooncake_store.credentials import gate_of
 from mooncake_store.endpoint import split_offload, split_quota
 from mooncake_store.journal.origin import Origin
 from mooncake_store.master.counting import check_level
@@ -218,7 +219,7 @@ def shard_server(
         SHARD,
         service.handle,
         identity=Identity(SHARD.service, role="server", cluster=cluster),
-        secret=secret,
+        **gate_of(config, secret),
         limits=ServerLimits(
             connections_max=config.connections_max,
             awake_bytes_max=frame_bytes(BRIEF_BYTES_MAX),

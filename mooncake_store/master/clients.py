@@ -57,7 +57,8 @@ class Peer:
 
     handle: int
     tenant: int
-    read_only: bool = False
+    confined: bool = False
+    """Whether its credential is for some namespaces only."""
 
 
 class Clients:

@@ -4,8 +4,7 @@
     service.also_answer({JOIN: hosts.join, ...})
     server = Server(CLUSTER, service.handle)
 
-While shards are awaited only those are answered who bring them, or ask how the master is. Who may
-only read changes nothing, and hears no secret.
+While shards are awaited only those are answered who bring them, or ask how the master is.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.wire import cluster as wire
-from mooncake_store.wire.hosts import HOSTS, JOIN, MERGE, MOVE, SERVING, SPLIT, STAY
-from mooncake_store.wire.standby import DROP, HAND_OVER, PROMOTE, REGISTERS, STANDBY
-from transfer_engine.errors import AuthError, UnavailableError
+from mooncake_store.wire.hosts import HOSTS, JOIN, SERVING, STAY
+from mooncake_store.wire.standby import PROMOTE, STANDBY
+from transfer_engine.errors import UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -29,14 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ClusterService"]
 
-_OWNERS = frozenset(
-    each.opcode
-    for each in (
-        wire.MOUNT, wire.UNMOUNT, wire.DRAIN, REGISTERS, PROMOTE, DROP, JOIN, SERVING, STAY, MOVE,
-        SPLIT, HAND_OVER, MERGE,
-    )
-)  # fmt: skip
-"""Not for who may only read: he would change something, or learn the secret of all namespaces."""
 _EARLY = frozenset(each.opcode for each in (wire.STATUS, JOIN, SERVING, STAY, HOSTS))
 """Answered before all shards are there; some may be on hosts that have yet to join."""
 
@@ -66,12 +57,6 @@ class ClusterService:
             self._fence.check()
         operation = wire.CLUSTER.by_opcode[frame.opcode]
         request = operation.request.unpack(frame.body)
-        if connection.session.read_only and frame.opcode in _OWNERS:
-            raise AuthError(
-                "the credential is read-only",
-                operation=operation.name,
-                advice="connect with the shared secret itself to change the cluster",
-            )
         handler = self._handlers.get(frame.opcode)
         if handler is None or not (self._begun() or frame.opcode in _EARLY):
             raise UnavailableError("the master is starting", advice="try again in a second")

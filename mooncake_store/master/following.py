@@ -26,7 +26,9 @@ class Following:
     @answers(wire.SNAPSHOT, dear=True)
     def snapshot(self, peer: Peer, request: Any) -> Answer:
         """Return one page of the digests of readable objects."""
-        digests, following, next_event = self._shard.event_snapshot(min(request.cursor, 1 << 62))
+        digests, following, next_event = self._shard.event_snapshot(
+            min(request.cursor, 1 << 62), tenant=peer.tenant if peer.confined else None
+        )
         return {
             "cursor": following,
             "stream": self._site.stream,
@@ -41,7 +43,7 @@ class Following:
         limit, following = min(request.limit, wire.BATCH_MAX), self._shard.events.next_number
         # Nobody knows what lies between here and a number of another life, or one that never was.
         lost = request.stream != site.stream or request.number > following
-        told = self._since(following if lost else request.number, limit, lost=lost)
+        told = self._since(peer, following if lost else request.number, limit, lost=lost)
         patient = request.wait_ms and limit and not site.stopped
         if len(told["events"]) or told["gap"] or not patient:
             return told
@@ -49,8 +51,9 @@ class Following:
 
     async def _wait(self, peer: Peer, number: int, limit: int, wait_ms: int) -> Answer:
         await self._site.followers.wait(peer.handle, number, wait_ms / 1000)
-        return self._since(number, limit)
+        return self._since(peer, number, limit)
 
-    def _since(self, number: int, limit: int, *, lost: bool = False) -> Answer:
+    def _since(self, peer: Peer, number: int, limit: int, *, lost: bool = False) -> Answer:
         first, events, gap = self._shard.events.since(number, limit)
-        return {"first": first, "gap": gap | lost, "events": words(events)}
+        shown = self._site.confinement.events(peer, events)
+        return {"first": first, "gap": gap | lost, "events": words(shown)}

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_store.master.doors import answering, refused
 from mooncake_store.wire.cluster import LIVENESS, PING, Pong
-from transfer_engine.errors import AuthError
 from transfer_engine.lasting import keep_going
 from transfer_engine.rpc.server import Server, run
 
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from mooncake_store.clock import Clock
+    from mooncake_store.credentials import Gate
     from mooncake_store.master.doors import Door
     from transfer_engine.rpc.address import Address
     from transfer_engine.rpc.serving import Connection, ServerLimits
@@ -151,9 +151,7 @@ class Liveness:
         with self._lock:
             return dict(each for watched in self._watched.values() for each in watched.faults)
 
-    async def start(
-        self, host: str, *, secret: bytes | None, insecure: bool, limits: ServerLimits
-    ) -> Address:
+    async def start(self, host: str, gate: Gate, limits: ServerLimits) -> Address:
         """Start the thread and return where it listens."""
         loop = asyncio.get_running_loop()
         started: asyncio.Future[Address] = loop.create_future()
@@ -176,8 +174,8 @@ class Liveness:
             own_loop = asyncio.get_running_loop()
             self._stop = lambda: own_loop.call_soon_threadsafe(stop.set)
             self._loop = own_loop
-            async with Server(LIVENESS, self._handle, secret=secret, limits=limits) as server:
-                tell(await server.listen(host, 0, insecure=insecure))
+            async with Server(LIVENESS, self._handle, **gate, limits=limits) as server:
+                tell(await server.listen(host, 0))
                 self._checked_ns = self._now()
                 checks = own_loop.create_task(keep_going("looking for silent workers", self._check))
                 await stop.wait()
@@ -208,8 +206,6 @@ class Liveness:
     # -- on the thread
 
     def _handle(self, connection: Connection, frame: Frame) -> bytes:
-        if connection.session.read_only:  # or it could keep a dead worker alive
-            raise AuthError("the credential is read-only", operation="ping")
         ping = PING.request.unpack(frame.body)
         with self._lock:
             watched = self._watched.get(ping.uuid)

@@ -45,7 +45,14 @@ class Objects:
         self._shard = site.shard
         self._now = site.now
 
-    @answers(wire.PUT_START, keys="digests", routed=("digests",), changes=True, waits=True)
+    @answers(
+        wire.PUT_START,
+        keys="digests",
+        routed=("digests",),
+        changes=True,
+        begun="digests",
+        waits=True,
+    )
     def put_start(self, peer: Peer, request: Any, deadline_ms: int) -> Answer:
         """Begin objects; where there is no space, wait for it."""
         site, options = self._site, _options_of(request)
@@ -151,7 +158,13 @@ class Objects:
         statuses = self._shard.remove_replicas(self._now(), digests, segment, client)
         return {"statuses": _gone(statuses, flags)}
 
-    @answers(wire.RENAME, keys="sources", routed=("sources", "targets"), changes=True)
+    @answers(
+        wire.RENAME,
+        keys="sources",
+        routed=("sources", "targets"),
+        changes=True,
+        begun="targets",
+    )
     def rename(self, peer: Peer, request: Any) -> Answer:
         """Give objects other keys."""
         overwrite, flags, sources, targets, names = request

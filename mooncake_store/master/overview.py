@@ -104,6 +104,8 @@ class Overview:
     def cluster_map(self, connection: Connection, request: wire.MapRequest) -> wire.ClusterMap:
         """Return how the cluster is made up, as this peer reaches it."""
         facts, lineage = self.facts, self.lineage
+        if request.namespace:
+            connection.session.rights.check_namespace(request.namespace, wire.MAP.name)
 
         def reachable(address: Address | None) -> str:
             assert address is not None

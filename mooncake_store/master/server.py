@@ -24,6 +24,7 @@ import msgspec
 
 from mooncake_store import __version__
 from mooncake_store.clock import SystemClock
+from mooncake_store.credentials import gate_of
 from mooncake_store.master.ahead import Ahead
 from mooncake_store.master.building import (
     liveness_times,
@@ -159,11 +160,15 @@ class Master:
         cluster = self._cluster = Cluster(self._clock, seats, self._standbys)
         service = ClusterService(cluster.handlers, lambda: cluster.begun, self._standbys.fence)
         try:
+            gate = gate_of(config, self._secret)
             server = Server(
-                CLUSTER, service.handle, secret=self._secret, limits=server_limits(config)
+                CLUSTER,
+                service.handle,
+                **gate,
+                limits=server_limits(config),
             )
             self._servers.append(server)
-            address = await server.listen(config.host, config.port, insecure=config.insecure)
+            address = await server.listen(config.host, config.port)
             state = self._state = StateDirectory.of(config)
             if state.path is not None:
                 check_handed_over(state.path)
@@ -181,12 +186,7 @@ class Master:
             if life is None or not (hosts.begin() and kept):
                 life = secrets.randbits(64)
             liveness = self._liveness = self._new_liveness(cluster)
-            pulse = await liveness.start(
-                config.host,
-                secret=self._secret,
-                insecure=config.insecure,
-                limits=server_limits(config),
-            )
+            pulse = await liveness.start(config.host, gate, server_limits(config))
             facts = ClusterFacts(
                 cluster=state.kept.cluster,
                 epoch=self.epoch,
@@ -385,7 +385,7 @@ class Master:
         service.failure.add_done_callback(lambda done: _pass_on(done, failed))
         server = shard_server(config, service, name, self._secret)
         self._servers.append(server)
-        address = await server.listen(config.host, 0, insecure=config.insecure)
+        address = await server.listen(config.host, 0)
         service.start()
         self._seats[0].take(LocalShard(service.site, service.shipping), address)
         return service.site.kept

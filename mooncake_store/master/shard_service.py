@@ -153,11 +153,13 @@ class ShardService:
         if len(request.uuid) != 16:
             raise InvalidArgumentError(f"a client uuid has 16 bytes, not {len(request.uuid)}")
         check_label("host", request.host)
-        tenant = self._tenant(request.namespace or "default", connection.session.read_only)
+        namespace, rights = request.namespace or "default", connection.session.rights
+        rights.check_namespace(namespace, wire.OPEN.name)
+        tenant = self._tenant(namespace, connection.session.read_only)
         address = connection.peer.rpartition(":")[0]
         run = site.clients.enroll(site.now(), request.uuid, request.epoch, request.host, address)
         site.clients.connect(run, connection)
-        connection.context = Peer(run.handle, tenant, connection.session.read_only)
+        connection.context = Peer(run.handle, tenant, bool(rights.namespaces))
         connection.on_close(
             lambda: site.clients.disconnect(site.now(), run, connection), stays=False
         )

@@ -34,7 +34,7 @@ from mooncake_store.wire.standby import (
     ShardStandby,
     ShardStandbys,
 )
-from transfer_engine.errors import AuthError, RemoteProtocolError, UnavailableError
+from transfer_engine.errors import RemoteProtocolError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -101,12 +101,6 @@ class Shipping:
     def answer(self, connection: Connection, frame: Frame) -> Awaitable[bytes]:
         """Return the words behind a position, when there are any. Raises StoreError."""
         request = JOURNAL.request.unpack(frame.body)
-        if connection.session.read_only:
-            raise AuthError(
-                "the credential is read-only, and journals hold the names of all objects",
-                operation=JOURNAL.name,
-                advice="start the standby with the shared secret itself",
-            )
         if request.version != SHIPPING:
             raise RemoteProtocolError(
                 f"the standby asks for journals of version {request.version}, this master has "

@@ -10,6 +10,7 @@ import numpy as np
 
 from mooncake_store import ids
 from mooncake_store.master.clients import Clients
+from mooncake_store.master.confined import Confinement
 from mooncake_store.master.pending import EventQueue, PutQueue
 from mooncake_store.master.turns import Turns
 from mooncake_store.units import MILLISECOND_NS, SECOND_NS
@@ -74,6 +75,7 @@ class Site:
         self.keys = 0
         # Event numbers begin anew with every life of what a shard holds; this tells lives apart.
         self.stream = secrets.randbits(64) if keeper is None else keeper.stream
+        self.confinement = Confinement(shard)
         self.stopped = False
         self.quiet = False
         """Whether no put is begun, because all that are under way are to end."""

@@ -34,6 +34,7 @@ from mooncake_store.coordination.base import FAULTS, Put
 from mooncake_store.coordination.directory import LEADER, MEMBERS, Place
 from mooncake_store.coordination.election import campaign, leaders
 from mooncake_store.coordination.etcd import EtcdCoordinator
+from mooncake_store.credentials import gate_of
 from mooncake_store.endpoint import split_addresses, split_etcd
 from mooncake_store.journal.origin import Origin
 from mooncake_store.master.ahead import Ahead
@@ -238,11 +239,12 @@ class _Member:
         config = self._config
         masters = Masters(split_addresses(place.address))
         standby = Standby(config, masters, self._secret, self._next.ahead)
-        server = Server(CLUSTER, Desk(standby, elected=True).handle, secret=self._secret)
+        desk = Desk(standby, elected=True)
+        server = Server(CLUSTER, desk.handle, **gate_of(self._config, self._secret))
         other = asyncio.ensure_future(self._watch.other_than(seen))
         begun = asyncio.ensure_future(self._begin(standby, place))
         try:
-            await server.listen(config.host, config.port, insecure=config.insecure)
+            await server.listen(config.host, config.port)
             self._states.change("this member", "follows")
             self._on_ready({"address": self._place.address, "leads": False, "of": place.address})
             await _first_of(begun, other, self._ending)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mooncake_store import __version__
+from mooncake_store.credentials import gate_of
 from mooncake_store.journal.origin import Origin
 from mooncake_store.master.building import load_kernels
 from mooncake_store.master.kept_files import unusable, write_whole
@@ -53,7 +54,7 @@ from mooncake_store.standby.renewing import (
 )
 from mooncake_store.wire import cluster as wire
 from mooncake_store.wire.standby import PROMOTE, STANDBY, CopiedShard, Promoted, StandbyStatus
-from transfer_engine.errors import AuthError, ConfigError, StoreError, UnavailableError
+from transfer_engine.errors import ConfigError, StoreError, UnavailableError
 from transfer_engine.rpc.server import Server
 
 if TYPE_CHECKING:
@@ -410,12 +411,6 @@ class Desk:
         if operation is STANDBY:
             return _packed(operation, self._standby.status())
         if operation is PROMOTE:
-            if connection.session.read_only:
-                raise AuthError(
-                    "the credential is read-only",
-                    operation=PROMOTE.name,
-                    advice="connect with the shared secret itself",
-                )
             return self._promote(hand_over=request.hand_over)
         if operation is wire.STATUS:
             uptime_ms = int((time.monotonic() - self._started) * 1000)
@@ -477,10 +472,10 @@ async def follow_until_promoted(
     """
     standby = Standby(config, masters, secret, ahead, counts=not masters.by_etcd)
     desk = Desk(standby)
-    server = Server(wire.CLUSTER, desk.handle, secret=secret)
+    server = Server(wire.CLUSTER, desk.handle, **gate_of(config, secret))
     ending = asyncio.ensure_future(stop.wait())
     try:
-        address = await server.listen(config.host, config.port, insecure=config.insecure)
+        address = await server.listen(config.host, config.port)
         beginning: asyncio.Future[None] = asyncio.ensure_future(standby.begin(str(address)))
         await _first_of(beginning, ending)
         if ending.done():

@@ -26,6 +26,7 @@ from mooncake_store.wire.standby import (
 )
 from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.registry import Operation, Registry
+from transfer_engine.wire.rights import Role
 
 
 class MapRequest(msgspec.Struct, frozen=True, array_like=True, tag="map?"):
@@ -262,15 +263,22 @@ class SlicesReply(msgspec.Struct, frozen=True, array_like=True, tag="slices"):
     slices: tuple[tuple[int, int, int], ...]
 
 
-MAP = Operation("map", 0x40, Cold(MapRequest), Cold(ClusterMap), "how the cluster is made up")
-MOUNT = Operation("mount", 0x41, Cold(Mount), Cold(Mounted), "a worker brings segments")
-UNMOUNT = Operation("unmount", 0x42, Cold(Unmount), Cold(Outcome), "a worker takes them away")
+MAP = Operation(
+    "map", 0x40, Cold(MapRequest), Cold(ClusterMap), "how the cluster is made up", needs=Role.READER
+)
+MOUNT = Operation(
+    "mount", 0x41, Cold(Mount), Cold(Mounted), "a worker brings segments", needs=Role.WORKER
+)
+UNMOUNT = Operation(
+    "unmount", 0x42, Cold(Unmount), Cold(Outcome), "a worker takes them away", needs=Role.WORKER
+)
 SEGMENTS = Operation(
     "segments",
     0x43,
     Cold(SegmentsRequest),
     Cold(SegmentsReply, bytes_max=4 << 20),
     "segments and how to reach them",
+    needs=Role.READER,
 )
 STATUS = Operation(
     "status",
@@ -278,12 +286,18 @@ STATUS = Operation(
     Cold(StatusRequest),
     Cold(ClusterStatus, bytes_max=4 << 20),
     "health of the cluster",
+    needs=Role.READER,
 )
 DRAIN = Operation("drain", 0x45, Cold(Drain), Cold(DrainReply), "moves everything off a segment")
 DRAIN_STATUS = Operation(
-    "drain_status", 0x46, Cold(DrainStatusRequest), Cold(DrainReply), "how a drain stands"
+    "drain_status",
+    0x46,
+    Cold(DrainStatusRequest),
+    Cold(DrainReply),
+    "how a drain stands",
+    needs=Role.READER,
 )
-PING = Operation("ping", 0x48, Cold(Ping), Cold(Pong), "a sign of life")
+PING = Operation("ping", 0x48, Cold(Ping), Cold(Pong), "a sign of life", needs=Role.WORKER)
 MOUNT_SLICE = Operation("mount_slice", 0x50, Cold(MountSlice), Cold(SliceReply), "a new slice")
 SEGMENT_STATE = Operation(
     "segment_state", 0x51, Cold(SegmentChange), Cold(SliceReply), "a segment's fate"

@@ -14,6 +14,7 @@ import msgspec
 
 from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.registry import Operation, Registry
+from transfer_engine.wire.rights import Role
 
 __all__ = [
     "COPY",
@@ -270,7 +271,9 @@ JOIN = Operation(
 )
 SERVING = Operation("serving", 0x4E, Cold(Serving), Cold(Stayed), "where shards of a host serve")
 STAY = Operation("stay", 0x4F, Cold(Stay), Cold(Stayed), "a host shows that it is there")
-HOSTS = Operation("hosts", 0x53, Cold(HostsRequest), Cold(HostsReply), "who leads which shard")
+HOSTS = Operation(
+    "hosts", 0x53, Cold(HostsRequest), Cold(HostsReply), "who leads which shard", needs=Role.READER
+)
 MOVE = Operation("move", 0x54, Cold(Move), Cold(MoveState), "moves a shard to another host")
 
 RELAY = Operation(

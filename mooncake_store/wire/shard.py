@@ -7,8 +7,7 @@ dtypes of `mooncake_store.core.records` (`rows.view(GET_ROW)`). Statuses are the
 
 from __future__ import annotations
 
-import struct
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -16,8 +15,8 @@ from mooncake_store.core.records import RENAMES_MAX, REPLICAS_REMOVED_MAX
 from mooncake_store.wire.standby import JOURNAL
 from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.registry import Operation, Registry
+from transfer_engine.wire.rights import Role
 from transfer_engine.wire.schema import Column, Packed
-from transfer_engine.wire.single import SingleRow
 
 BATCH_MAX = 16_384
 """Keys in one request; clients split longer batches."""
@@ -260,7 +259,14 @@ def _packed(scalars: list[tuple[str, str]], *columns: Column, rows: int = BATCH_
     return Packed(scalars, columns, rows_max=rows)
 
 
-OPEN = Operation("open", 0x20, Cold(OpenClient), Cold(Opened), "names the client and its tenant")
+OPEN = Operation(
+    "open",
+    0x20,
+    Cold(OpenClient),
+    Cold(Opened),
+    "names the client and its tenant",
+    needs=Role.READER,
+)
 PUT_START = Operation(
     "put_start",
     0x21,
@@ -290,6 +296,7 @@ PUT_START = Operation(
         rows=64 * BATCH_MAX,
     ),
     "begins objects: generation, status, replica count per key; then the replicas",
+    needs=Role.WRITER,
 )
 PUT_END = Operation(
     "put_end",
@@ -297,6 +304,7 @@ PUT_END = Operation(
     _packed([], _DIGESTS, _GENERATIONS, Column("checksums", "u8")),
     _STATUSES,
     "makes written objects readable",
+    needs=Role.WRITER,
 )
 PUT_REVOKE = Operation(
     "put_revoke",
@@ -305,6 +313,7 @@ PUT_REVOKE = Operation(
     _packed([("late", "u1")], _DIGESTS, _GENERATIONS),
     _STATUSES,
     "gives unfinished puts up",
+    needs=Role.WRITER,
 )
 GET = Operation(
     "get",
@@ -319,6 +328,7 @@ GET = Operation(
         rows=64 * BATCH_MAX,
     ),
     "where objects are; ttl_ms above 0 grants this client a lease",
+    needs=Role.READER,
 )
 EXISTS = Operation(
     "exists",
@@ -326,6 +336,7 @@ EXISTS = Operation(
     _packed([], _DIGESTS),
     _packed([], Column("present", "u1")),
     "which objects can be read; neither leases nor touches",
+    needs=Role.READER,
 )
 FIND_PREFIX = Operation(
     "find_prefix",
@@ -333,6 +344,7 @@ FIND_PREFIX = Operation(
     _packed([], _DIGESTS),
     _packed([("length", "u4")]),
     "length of the leading run of readable objects",
+    needs=Role.READER,
 )
 RENEW = Operation(
     "renew",
@@ -340,6 +352,7 @@ RENEW = Operation(
     _packed([("ttl_ms", "u4")], _DIGESTS, _GENERATIONS),
     _packed([], Column("statuses", "i2"), Column("remaining_ns", "i8")),
     "prolongs leases of this client on unchanged objects; ttl_ms 0 only says what is unchanged",
+    needs=Role.READER,
 )
 RELEASE = Operation(
     "release",
@@ -347,9 +360,15 @@ RELEASE = Operation(
     _packed([], _DIGESTS, _GENERATIONS),
     _STATUSES,
     "gives leases of this client back, one grant per entry",
+    needs=Role.READER,
 )
 REMOVE = Operation(
-    "remove", 0x29, _packed([("flags", "u1")], _DIGESTS), _STATUSES, "removes objects"
+    "remove",
+    0x29,
+    _packed([("flags", "u1")], _DIGESTS),
+    _STATUSES,
+    "removes objects",
+    needs=Role.WRITER,
 )
 REMOVE_REPLICAS = Operation(
     "remove_replicas",
@@ -357,6 +376,7 @@ REMOVE_REPLICAS = Operation(
     _packed([("flags", "u1"), ("segment", "u4")], _DIGESTS, rows=REPLICAS_REMOVED_MAX),
     _STATUSES,
     "removes what lies on one segment, and objects that lie nowhere else",
+    needs=Role.WRITER,
 )
 RENAME = Operation(
     "rename",
@@ -370,6 +390,7 @@ RENAME = Operation(
     ),
     _STATUSES,
     "gives objects other keys, all of one shard, with the names of those",
+    needs=Role.WRITER,
 )
 PIN = Operation(
     "pin",
@@ -377,6 +398,7 @@ PIN = Operation(
     _packed([("soft_pin", "i1"), ("hard_pin", "i1"), ("ttl_ms", "i8")], _DIGESTS),
     _STATUSES,
     "changes pins: soft_pin 0 keep, 1 set, 2 clear; hard_pin -1 keep, 0 clear, 1 set",
+    needs=Role.WRITER,
 )
 HINT = Operation(
     "hint",
@@ -384,6 +406,7 @@ HINT = Operation(
     _packed([("action", "u1"), ("priority", "u1"), ("ttl_ms", "i8")], _DIGESTS),
     _STATUSES,
     "actions: 0 pin, 1 retain, 2 prefetch, 3 demote, 4 share; a status of 1: for less than ttl_ms",
+    needs=Role.WRITER,
 )
 LIST = Operation(
     "list",
@@ -397,6 +420,7 @@ LIST = Operation(
         rows=LIST_BYTES_MAX,
     ),
     "named objects of this tenant; only a cursor of 0 means the end",
+    needs=Role.READER,
 )
 EVENTS = Operation(
     "events",
@@ -405,6 +429,7 @@ EVENTS = Operation(
     # EVENT is three words.
     _packed([("first", "u8"), ("gap", "u1")], Column("events", "u8", width=3)),
     "events of one life of the shard (stream) from a number on; waits up to wait_ms for the first",
+    needs=Role.READER,
 )
 SNAPSHOT = Operation(
     "snapshot",
@@ -412,16 +437,39 @@ SNAPSHOT = Operation(
     _packed([("cursor", "u8")]),
     _packed([("cursor", "u8"), ("stream", "u8"), ("next_event", "u8")], _DIGESTS, rows=65_536),
     "digests of readable objects, to replay the events of this life of the shard upon",
+    needs=Role.READER,
 )
-STAT = Operation("stat", 0x30, Cold(StatRequest), Cold(StatReply), "everything about one object")
+STAT = Operation(
+    "stat",
+    0x30,
+    Cold(StatRequest),
+    Cold(StatReply),
+    "everything about one object",
+    needs=Role.READER,
+)
 REMOVE_MATCHING = Operation(
-    "remove_matching", 0x31, Cold(RemoveMatching), Cold(Removed), "removes by name, in steps"
+    "remove_matching",
+    0x31,
+    Cold(RemoveMatching),
+    Cold(Removed),
+    "removes by name, in steps",
+    needs=Role.WRITER,
 )
-STATS = Operation("stats", 0x32, Cold(StatsRequest), Cold(ShardFigures), "totals")
-SUBMIT_TASK = Operation("submit_task", 0x33, Cold(SubmitTask), Cold(TaskReply), "copy or move")
-TASK = Operation("task", 0x34, Cold(TaskRequest), Cold(TaskReply), "how a task stands")
-FETCH_TASKS = Operation("fetch_tasks", 0x35, Cold(FetchTasks), Cold(TaskList), "takes work")
-FINISH_TASK = Operation("finish_task", 0x36, Cold(FinishTask), Cold(TaskOutcome), "ends work")
+STATS = Operation(
+    "stats", 0x32, Cold(StatsRequest), Cold(ShardFigures), "totals", needs=Role.READER
+)
+SUBMIT_TASK = Operation(
+    "submit_task", 0x33, Cold(SubmitTask), Cold(TaskReply), "copy or move", needs=Role.WRITER
+)
+TASK = Operation(
+    "task", 0x34, Cold(TaskRequest), Cold(TaskReply), "how a task stands", needs=Role.READER
+)
+FETCH_TASKS = Operation(
+    "fetch_tasks", 0x35, Cold(FetchTasks), Cold(TaskList), "takes work", needs=Role.WORKER
+)
+FINISH_TASK = Operation(
+    "finish_task", 0x36, Cold(FinishTask), Cold(TaskOutcome), "ends work", needs=Role.WORKER
+)
 FETCH_HAULS = Operation(
     "fetch_hauls",
     0x37,
@@ -442,6 +490,7 @@ FETCH_HAULS = Operation(
         Column("namespaces", "bytes", rows="m"),
     ),
     "takes up to so many batches of copies between tiers, which this client must then finish",
+    needs=Role.WORKER,
 )
 FINISH_HAUL = Operation(
     "finish_haul",
@@ -450,6 +499,7 @@ FINISH_HAUL = Operation(
     _packed([("number", "i8")], Column("statuses", "i2"), rows=HAUL_OBJECTS_MAX),
     _packed([("status", "i2")]),
     "ends a batch this client took; an object damaged at its source (CHECKSUM) loses that replica",
+    needs=Role.WORKER,
 )
 FREE, ELSEWHERE = 0, 2
 HELD = Operation(
@@ -459,64 +509,10 @@ HELD = Operation(
     # FREE: nothing begins there; 1: something may; ELSEWHERE: another shard knows.
     _packed([], Column("held", "u1")),
     "says at which places of a segment of this client objects begin, or late readers are",
+    needs=Role.WORKER,
 )
 
 
-class SingleKey(NamedTuple):
-    """How an operation asks for a single key, and reads the answer; see `SingleRow`."""
-
-    request: SingleRow
-    reply: SingleRow
-
-
-def _single(operation: Operation[Any, Any]) -> SingleKey:
-    return SingleKey(
-        SingleRow(operation.request, whole=("digests",)), SingleRow(operation.reply, signed=True)
-    )
-
-
-EXISTS_ONE = _single(EXISTS)
-GET_ONE = _single(GET)
-"""Its reply has one replica: GET_ROW as four words, then REPLICA as two."""
-PUT_END_ONE = _single(PUT_END)
-PUT_STARTED_ONE = SingleRow(PUT_START.reply, signed=True)
-"""The reply to the put of one replica: PUT_ROW as a word, then REPLICA as two."""
-
-
-class PutOne:
-    """Requests of PUT_START for one key each whose `fields` are the same: 2 us instead of 20.
-
-    A request is a copy of one with a name as long, with the rest written over it. One is kept for
-    each length of names there was. Threads may share it.
-    """
-
-    def __init__(self, **fields: Any) -> None:
-        self._fields = fields
-        self._samples: dict[int, tuple[bytes, dict[str, int]]] = {}
-
-    def pack(self, digest: bytes, name: bytes, size: int, wait_ms: int, number: int) -> bytes:
-        """Return the body. Raises struct.error for numbers that do not fit."""
-        sample = self._samples.get(len(name))
-        if sample is None:
-            sample = self._samples[len(name)] = self._sample(bytes(len(name)))
-        body, places = bytearray(sample[0]), sample[1]
-        _WAIT_MS.pack_into(body, places["wait_ms"], wait_ms)
-        _NUMBER.pack_into(body, places["number"], number)
-        _DIGEST.pack_into(body, places["digests"], digest)
-        _SIZE.pack_into(body, places["sizes"], size)
-        first = places["names"]
-        body[first : first + len(name)] = name
-        return bytes(body)
-
-    def _sample(self, name: bytes) -> tuple[bytes, dict[str, int]]:
-        body = PUT_START.request.pack(
-            wait_ms=0, number=0, digests=[[0, 0]], sizes=[0], names=[name], **self._fields
-        )
-        return body, PUT_START.request.places(body)
-
-
-_WAIT_MS, _DIGEST = struct.Struct("<I"), struct.Struct("<16s")
-_NUMBER = _SIZE = struct.Struct("<q")
 _AGAIN = {
     "put_start": PutFlag.AGAIN,
     "remove": RemoveFlag.AGAIN,
@@ -532,6 +528,14 @@ def once_more(operation: Operation[Any, Any], body: bytes) -> bytes:
     sent = bytearray(body)
     sent[operation.request.places(body)["flags"]] |= flag  # in the lowest byte of any width
     return bytes(sent)
+
+
+def _first_key(request: Any) -> str | None:
+    """Return the first key that a request is about, by its name if that came along."""
+    names, digests = getattr(request, "names", None), getattr(request, "digests", None)
+    if names is not None and len(names.blob):
+        return bytes(names.blob[: int(names.offsets[1])]).decode(errors="backslashreplace")
+    return None if digests is None or not len(digests) else digests[0].tobytes().hex()
 
 
 SHARD = Registry(
@@ -566,4 +570,5 @@ SHARD = Registry(
         HELD,
         JOURNAL,
     ],
+    _first_key,
 )

@@ -18,6 +18,7 @@ import msgspec
 
 from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.registry import Operation
+from transfer_engine.wire.rights import Role
 from transfer_engine.wire.schema import Column, Packed
 
 __all__ = [
@@ -265,7 +266,12 @@ REGISTERS = Operation(
     "what a master knows of its workers and segments, for a standby; waits for news",
 )
 STANDBY = Operation(
-    "standby", 0x4B, Cold(StandbyRequest), Cold(StandbyStatus), "how the copy of a standby stands"
+    "standby",
+    0x4B,
+    Cold(StandbyRequest),
+    Cold(StandbyStatus),
+    "how the copy of a standby stands",
+    needs=Role.READER,
 )
 PROMOTE = Operation("promote", 0x4C, Cold(PromoteRequest), Cold(Promoted), "lets a standby lead")
 HAND_OVER = Operation(

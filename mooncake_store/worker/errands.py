@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transfer_engine.handle import SegmentHandle
     from transfer_engine.segments.cold import ColdSegment
     from transfer_engine.segments.file import FileSegment
+    from transfer_engine.wire.keyring import Secret
 
     Lent: TypeAlias = Segment | FileSegment | ColdSegment
 
@@ -57,7 +58,7 @@ class Errands(abc.ABC):
         descriptors: Mapping[bytes, SegmentDescriptor],
         identity: shard_wire.OpenClient,
         describe: Callable[[tuple[int, ...]], tuple[wire.SegmentEntry, ...]],
-        secret: bytes | None,
+        secret: Secret | None,
         networks: Sequence[str] = (),
     ) -> None:
         self._segments = segments

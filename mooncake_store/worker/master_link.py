@@ -22,6 +22,7 @@ from transfer_engine.rpc.blocking import BlockingConnection
 if TYPE_CHECKING:
     from mooncake_store.masters import Search
     from transfer_engine.rpc.address import Address
+    from transfer_engine.wire.keyring import Secret
     from transfer_engine.wire.registry import Operation
 
 __all__ = ["CALL_S", "MasterLink"]
@@ -32,7 +33,7 @@ CALL_S = 5.0
 class MasterLink:
     """Asks the cluster service of the masters that a text names; used by any thread."""
 
-    def __init__(self, named: str, secret: bytes | None, etcd_file: str = "") -> None:
+    def __init__(self, named: str, secret: Secret | None, etcd_file: str = "") -> None:
         self.masters = Masters(split_masters(named), etcd_file)
         self._secret = secret
         self._lock = threading.Lock()

@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
     from mooncake_store.config.settings import WorkerConfig
     from mooncake_store.program.children import Parent
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["run_worker"]
 
 
 def run_worker(
     config: WorkerConfig,
-    secret: bytes | None,
+    secret: Secret | None,
     on_ready: Callable[[dict[str, Any]], object],
     *,
     end: Callable[[Worker], object] = Worker.stop,

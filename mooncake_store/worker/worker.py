@@ -45,6 +45,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mooncake_store.credentials import gate_of
 from mooncake_store.endpoint import Etcd, host_name, split_masters, split_rail
 from mooncake_store.program.children import START_S
 from mooncake_store.program.logs import StateLog
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.config.settings import WorkerConfig
     from mooncake_store.worker.errands import Lent
+    from transfer_engine.wire.keyring import Secret
     from transfer_engine.wire.registry import Operation
 
 __all__ = ["Worker", "host_name"]
@@ -123,7 +125,7 @@ class Worker:
     the run before kept. `start` waits up to `timeout_s` for the master.
     """
 
-    def __init__(self, config: WorkerConfig, *, secret: bytes | None = None) -> None:
+    def __init__(self, config: WorkerConfig, *, secret: Secret | None = None) -> None:
         self.config = config
         self.uuid = secrets.token_bytes(16)
         self.epoch = time.time_ns()
@@ -208,8 +210,7 @@ class Worker:
             unix="auto" if "shm" in config.transports else None,
             rdma="rdma" in config.transports,
             rails=[str(Address(*split_rail(rail))) for rail in config.rails],
-            secret=self._secret,
-            insecure=config.insecure,
+            **gate_of(config, self._secret),
             advertise_host=_towards(config.master) if config.host in ("0.0.0.0", "::") else None,
         )
 

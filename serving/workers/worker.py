@@ -171,10 +171,14 @@ class Worker:
         )
         self._receiving = Receiving(self.parts)
         computing.start()
-        self._server = Server(p.WORKER, self._handle, secret=self._secret, limits=_LIMITS)
-        address = await self._server.listen(
-            settings.host, settings.port, insecure=settings.insecure
+        self._server = Server(
+            p.WORKER,
+            self._handle,
+            secret=self._secret,
+            insecure=settings.insecure,
+            limits=_LIMITS,
         )
+        address = await self._server.listen(settings.host, settings.port)
         self._sweeper = loop.create_task(keep_going("saying that it is there", self._beat))
         return str(address)
 

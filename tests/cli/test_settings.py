@@ -61,7 +61,11 @@ TYPED = {
     "lease_ttl_max": "7m", "put_release": "20m", "soft_pin_ttl_max": "2d", "client_ttl": "20s",
     "ping_interval": "500ms", "suspect_after_pings": "4", "eviction_policy": "sieve",
 }  # fmt: skip
-BESIDE = {"cold_url": {"name": "w"}, "cold_keys": {"name": "w", "cold_url": "memory://x"}}
+BESIDE = {
+    "cold_url": {"name": "w"},
+    "cold_keys": {"name": "w", "cold_url": "memory://x"},
+    "credentials": {"secret_file": "/x"},
+}
 """What a setting does not go without."""
 
 
@@ -90,7 +94,7 @@ def typed(setting):
     ],
 )
 def test_an_option_reaches_its_setting(started, monkeypatch, program, setting):
-    monkeypatch.setattr("mooncake_store.endpoint.read_secret", lambda _: b"x" * 16)
+    monkeypatch.setattr("mooncake_store.credentials.read_secret", lambda _: b"x" * 16)
     words, meant = typed(setting)
     beside = BESIDE.get(setting.name, {})
     for name, value in beside.items():

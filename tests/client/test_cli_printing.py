@@ -61,7 +61,11 @@ MEETING = {
     "journal replay": ["--state", "{to}"],
     "state export": ["{to}", "--state", "{to}"],
     "state import": ["{file}", "--state", "{to}"],
-    "secret": ["{file}"],
+    "secret reader": ["{file}"],
+    "secret make": ["{to}", NAME],
+    "secret list": ["{to}"],
+    "secret rotate": ["{to}", NAME],
+    "secret revoke": ["{to}", NAME],
     "master": ["--host", NAME],
 }
 NOTHING = {"version", "topology", "warmup", "shard list"}

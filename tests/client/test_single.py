@@ -17,6 +17,7 @@ from mooncake_store import (
 from mooncake_store.client import writes
 from mooncake_store.units import MIB
 from mooncake_store.wire import shard
+from mooncake_store.wire.single_key import PutOne
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -351,7 +352,7 @@ def test_one_put_asks_as_a_batch_of_one(name):
         "placement": -1, "soft_pin_ttl_ms": 5000, "groups": [b"group"], "preferred": [],
         "excluded": [b"segment-1", b""],
     }  # fmt: skip
-    requests = shard.PutOne(**fields)
+    requests = PutOne(**fields)
     some = (b"0123456789abcdef", 1, 0, 0), (b"\xff" * 16, 1 << 40, 1 << 31, (1 << 63) - 1)
     for digest, size, wait_ms, number in some:
         words = np.frombuffer(digest, np.uint64).reshape(1, 2)

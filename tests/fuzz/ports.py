@@ -9,7 +9,7 @@ descriptors are about where they were, and the logs are short.
 What who knows the secret may do by right can end a pool: such requests are only sent whole by those
 who may not. A failure prints the seed and the number of the visit, which finds it again by
 `--seed N --only PORT --visit M` unless it takes what was there before, and leaves what was sent in
-`build/fuzz`. HTTP is tried over plain sockets alone: no port has an OpenAPI description.
+`build/fuzz`. HTTP is tried over plain sockets here; `described` makes requests of descriptions.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ from transfer_engine.wire.handshake import (
     REFUSED,
     ClientHandshake,
     Identity,
-    read_only_secret,
 )
+from transfer_engine.wire.keyring import read_only_secret
 
 if TYPE_CHECKING:
     import random

@@ -46,7 +46,7 @@ def refuse_file(tmp_path):
             "unknown setting 'segment' in [worker] of PATH; did you mean 'segments'?",
         ),
         ("[mastr]\nport = 1", "unknown table 'mastr' in PATH; did you mean 'master'?"),
-        ("port = 1", "unknown setting 'port' in PATH; known: client, data_networks, "),
+        ("port = 1", "unknown setting 'port' in PATH; known: client, credentials, data_networks, "),
         ("master = 1", "'master' in PATH must be a table, begun by the line [master]"),
         ("[[master]]\nport = 1", "'master' in PATH must be a table, begun by the line [master]"),
         ("[log]\nlevl = 1", "unknown setting 'levl' in [log] of PATH; did you mean 'level'?"),

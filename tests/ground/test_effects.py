@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from mooncake_store import Client, LocalCluster
+from mooncake_store import Client, LocalCluster, credentials
 from mooncake_store.cli.shared.program_options import begin
 from mooncake_store.config.settings import (
     PROGRAMS,
@@ -34,6 +34,7 @@ from mooncake_store.config.settings import (
     load,
     settings_of,
 )
+from mooncake_store.credentials import secret_in
 from mooncake_store.errors import StoreError
 from mooncake_store.master.building import liveness_times
 from mooncake_store.master.liveness import Liveness
@@ -64,6 +65,12 @@ from tests.ground.of_clients import (
     stored,
     threads_of_the_engine,
 )
+from tests.ground.of_gates import (
+    master_meets_alice,
+    reached_through_a_tunnel,
+    worker_meets_alice,
+    worker_reached_through_a_tunnel,
+)
 from tests.ground.of_shards import (
     checks,
     events_that_are_left,
@@ -90,6 +97,7 @@ from tests.master.wires import ClusterWire, descriptor
 from tests.serving.scheduling.test_placement import costs
 from tests.waiting import PATIENCE_S, until
 from transfer_engine import SegmentDescriptor
+from transfer_engine.wire.rights import Role
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -244,7 +252,8 @@ def started(program):
         handlers = root.handlers[:]
         try:
             with contextlib.redirect_stderr(text):
-                _, secret = begin(program, None, {"port": 0, **given})
+                settings = begin(program, None, {"port": 0, **given})
+                secret = secret_in(settings.secret_file)
                 logging.getLogger("mooncake_store.test").info("a line")
         except StoreError as error:
             return str(error)
@@ -384,6 +393,7 @@ PORT = 20_000 + os.getpid() % 10_000
 FREE = {"port": PORT}
 SECRET, PORT_FILE, LENT_FILE, STATE = "<secret>", "<port file>", "<file>", "<state>"
 KEYS = "<keys>"
+CREDENTIALS = "<credentials>"
 ETCD = "<etcd>"
 KEPT = {"memory": f"{STATE}-memory"}
 """A worker that leaves a record."""
@@ -393,6 +403,12 @@ OBSERVED = {
     "master.port": Observation(FREE, lambda g: address(g).endswith(f":{PORT}")),
     "master.shards": Observation({"shards": 2}, lambda g: cluster_map(g)[0]),
     "master.secret_file": Observation({"secret_file": SECRET}, started(MasterConfig)),
+    "master.credentials": Observation(
+        {"credentials": CREDENTIALS}, master_meets_alice, {"secret_file": SECRET}
+    ),
+    "master.reached_as": Observation(
+        {"reached_as": "127.0.0.1"}, reached_through_a_tunnel, {"secret_file": SECRET}
+    ),
     "master.data_networks": Observation({"data_networks": "10.1.0.0/16"}, mounted_at_10_0_0_1),
     "master.insecure": Observation({"insecure": True}, refused(MasterConfig, host="0.0.0.0")),
     "master.port_file": Observation(
@@ -465,6 +481,12 @@ OBSERVED = {
     "worker.transports": Observation({"transports": "tcp"}, lent),
     "worker.rails": Observation({"rails": "127.0.0.2"}, lent),
     "worker.secret_file": Observation({"secret_file": SECRET}, started(WorkerConfig)),
+    "worker.credentials": Observation(
+        {"credentials": CREDENTIALS}, worker_meets_alice, {"secret_file": SECRET}
+    ),
+    "worker.reached_as": Observation(
+        {"reached_as": "any"}, worker_reached_through_a_tunnel, {"secret_file": SECRET}
+    ),
     "worker.data_networks": Observation(
         {"data_networks": "127.0.0.0/8"}, ways_of_a_worker_to_10_0_0_1
     ),
@@ -507,9 +529,10 @@ SETTINGS = [f"{each.table}.{each.name}" for program in PROGRAMS for each in sett
 def test_a_setting_changes_what_is_seen(setting, tmp_path):
     assert setting in OBSERVED, f"{setting}: nothing observes that it has an effect"
     names = {SECRET: "secret", PORT_FILE: "port", LENT_FILE: "f", STATE: "state", KEYS: "keys"}
-    names[ETCD] = "etcd.toml"
+    names |= {ETCD: "etcd.toml", CREDENTIALS: "credentials"}
     places = {placeholder: tmp_path / name for placeholder, name in names.items()}
     places[SECRET].write_text("x" * 32)
+    credentials.make(str(places[CREDENTIALS]), "alice", Role.WRITER)
     places[KEYS].write_text(f'"*" = "{"a1" * 32}"')
     places[ETCD].write_text('user = "u"\npassword = "p"\n')
     for private in (SECRET, KEYS, ETCD):

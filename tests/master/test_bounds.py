@@ -20,7 +20,7 @@ from mooncake_store.master.pending import Put, PutQueue
 from mooncake_store.wire import shard as wire
 from tests.master.wires import ShardWire, digests, numbered, put_reply
 from tests.waiting import PATIENCE_S
-from transfer_engine.wire.handshake import read_only_secret
+from transfer_engine.wire.keyring import read_only_secret
 
 MIB = 1 << 20
 LONG = "x" * 60_000

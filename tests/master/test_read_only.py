@@ -11,7 +11,7 @@ from mooncake_store.fs import MooncakeFileSystem
 from mooncake_store.wire import shard as wire
 from tests.client.test_leases import attack
 from tests.master.wires import ClusterWire
-from transfer_engine.wire.handshake import read_only_secret
+from transfer_engine.wire.keyring import read_only_secret
 
 MIB = 1 << 20
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -141,5 +141,5 @@ def test_a_wrong_secret_is_refused(cluster, files):
 
 
 def test_the_command_prints_it(files, capsys):
-    assert main(["secret", files["full"]]) == 0
+    assert main(["secret", "reader", files["full"]]) == 0
     assert capsys.readouterr().out.strip().encode() == read_secret(files["reader"])

@@ -34,7 +34,7 @@ from tests.soak.standbys import HERE, end
 from transfer_engine.rpc.address import Address
 from transfer_engine.rpc.blocking import BlockingConnection
 from transfer_engine.wire.frame import encode_frame
-from transfer_engine.wire.handshake import read_only_secret
+from transfer_engine.wire.keyring import read_only_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -32,7 +32,7 @@ from transfer_engine.errors import (
 )
 from transfer_engine.testing import OwnerProcess, content
 from transfer_engine.transports import dialing, shm, stream
-from transfer_engine.wire.handshake import read_only_secret
+from transfer_engine.wire.keyring import read_only_secret
 
 SIZE = 8 << 20
 BOTH = pytest.mark.parametrize("transport", ["shm", "tcp"])

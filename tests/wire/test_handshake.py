@@ -16,8 +16,8 @@ from transfer_engine.wire.handshake import (
     ClientHandshake,
     Identity,
     ServerHandshake,
-    read_only_secret,
 )
+from transfer_engine.wire.keyring import read_only_secret
 
 N = 3
 CURRENT = VersionRange.ending_at(N)

@@ -303,8 +303,8 @@ def test_a_port_in_use_is_one_clear_sentence():
 
 def test_an_open_door_needs_a_secret_or_a_clear_word():
     async def listen(secret, **options):
-        async with Server(REGISTRY, handle, secret=secret) as server:
-            await server.listen("0.0.0.0", 0, **options)
+        async with Server(REGISTRY, handle, secret=secret, **options) as server:
+            await server.listen("0.0.0.0", 0)
 
     with pytest.raises(ConfigError, match="no secret is set"):
         run(listen(None))

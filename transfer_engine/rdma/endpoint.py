@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from transfer_engine.rdma.verbs import Nic, QueuePair
     from transfer_engine.rpc.networks import Objection
     from transfer_engine.transports.stream import Link
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["Cancelled", "Endpoint", "Job", "RefusedByCard", "Transfer"]
 
@@ -108,7 +109,7 @@ class Endpoint:
 
     @classmethod
     def connect(
-        cls, nic: Nic, card: int, segment: SegmentDescriptor, *, secret: bytes | None,
+        cls, nic: Nic, card: int, segment: SegmentDescriptor, *, secret: Secret | None,
         instance: bytes, deadline: float, objection: Objection | None = None,
     ) -> Endpoint:  # fmt: skip
         """Join a new queue pair on this card to one of the segment's owner."""

@@ -28,6 +28,7 @@ from transfer_engine.errors import RemoteProtocolError, UnavailableError
 from transfer_engine.rdma.verbs import INFINIBAND, MTU_BYTES, Side
 from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.registry import Operation, Registry
+from transfer_engine.wire.rights import Role
 
 if TYPE_CHECKING:
     from transfer_engine.rdma.verbs import Nic
@@ -97,7 +98,7 @@ CONNECT = Operation(
 )  # fmt: skip
 OPEN = Operation(
     "open", 0x31, Cold(Ask, bytes_max=256), Cold(Grant, bytes_max=256),
-    note="the key of a segment",
+    note="the key of a segment", needs=Role.READER,
 )  # fmt: skip
 RDMA = Registry("rdma", [CONNECT, OPEN])
 

@@ -9,8 +9,12 @@ from __future__ import annotations
 import ipaddress
 import socket
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from transfer_engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["Address", "check_private", "is_loopback", "tune"]
 
@@ -65,7 +69,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def check_private(host: str, *, secret: bytes | None, insecure: bool) -> None:
+def check_private(host: str, *, secret: Secret | None, insecure: bool) -> None:
     """Refuse to listen where other machines come and no secret keeps them out.
 
     `insecure` says that this is meant. Raises ConfigError.

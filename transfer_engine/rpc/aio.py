@@ -28,6 +28,7 @@ from transfer_engine.errors import (
 from transfer_engine.rpc.address import Address, tune
 from transfer_engine.rpc.blocking import deadline_ms
 from transfer_engine.rpc.failures import locate, lost, overdue, unreachable, unserved
+from transfer_engine.rpc.reached import end_of
 from transfer_engine.wire.faults import decode_error
 from transfer_engine.wire.frame import (
     ERROR,
@@ -48,6 +49,7 @@ from transfer_engine.wire.handshake import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from transfer_engine.wire.keyring import Secret
     from transfer_engine.wire.registry import Operation, Registry
 
 __all__ = ["AsyncClient", "AsyncConnection", "Following"]
@@ -91,7 +93,7 @@ class AsyncConnection(asyncio.Protocol):
         registry: Registry,
         *,
         identity: Identity | None = None,
-        secret: bytes | None = None,
+        secret: Secret | None = None,
         timeout_s: float = 5.0,
         in_flight_max: int = 1024,
     ) -> AsyncConnection:
@@ -213,7 +215,8 @@ class AsyncConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         tune(transport.get_extra_info("socket"))
         assert self._handshake is not None
-        self._transport.write(self._handshake.start())
+        dialled = end_of(transport.get_extra_info("peername"))
+        self._transport.write(self._handshake.start(dialled))
 
     def data_received(self, data: bytes) -> None:
         """Hand replies to the calls that wait for them."""
@@ -370,7 +373,7 @@ class AsyncClient:
         *,
         connect_s: float = 5.0,
         identity: Identity | None = None,
-        secret: bytes | None = None,
+        secret: Secret | None = None,
         in_flight_max: int = 1024,
     ) -> None:
         self.address = Address.parse(address) if isinstance(address, str) else address

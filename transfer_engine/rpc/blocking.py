@@ -42,6 +42,7 @@ from transfer_engine.errors import (
 from transfer_engine.rpc.address import Address, tune
 from transfer_engine.rpc.dialing import first_accepting
 from transfer_engine.rpc.failures import locate, lost, overdue, unreachable
+from transfer_engine.rpc.reached import end_of
 from transfer_engine.rpc.spinning import AWAITED_BYTES_MAX, SPIN_NS, Spin
 from transfer_engine.wire.faults import decode_error
 from transfer_engine.wire.frame import (
@@ -66,6 +67,7 @@ from transfer_engine.wire.handshake import (
 )
 
 if TYPE_CHECKING:
+    from transfer_engine.wire.keyring import Secret
     from transfer_engine.wire.registry import Operation, Registry
 
 __all__ = ["BlockingConnection", "deadline_ms"]
@@ -116,7 +118,7 @@ class BlockingConnection:
         registry: Registry,
         *,
         identity: Identity | None = None,
-        secret: bytes | None = None,
+        secret: Secret | None = None,
         timeout_s: float = 5.0,
         versions: VersionRange = VERSIONS,
     ) -> BlockingConnection:
@@ -147,7 +149,7 @@ class BlockingConnection:
     def _shake(self, handshake: ClientHandshake, versions: VersionRange, deadline: float) -> None:
         self._decoder.expect(HANDSHAKE_LIMITS, replies=False, versions=versions)
         self._arm(deadline - time.monotonic())
-        self._socket.sendall(handshake.start())
+        self._socket.sendall(handshake.start(end_of(self._socket.getpeername())))
         while handshake.session is None:
             for frame in self._read(deadline):
                 self._socket.sendall(handshake.receive(frame))

@@ -32,6 +32,7 @@ from transfer_engine.rpc.failures import unserved
 if TYPE_CHECKING:
     from transfer_engine.wire.frame import Body, Buffer
     from transfer_engine.wire.handshake import Identity
+    from transfer_engine.wire.keyring import Secret
     from transfer_engine.wire.registry import Operation, Registry
 
 __all__ = ["BlockingPool"]
@@ -64,7 +65,7 @@ class BlockingPool:
         connections_max: int = 8,
         connect_s: float = 5.0,
         identity: Identity | None = None,
-        secret: bytes | None = None,
+        secret: Secret | None = None,
     ) -> None:
         self.address = Address.parse(address) if isinstance(address, str) else address
         self._registry = registry

@@ -23,15 +23,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from transfer_engine.errors import ConfigError
 from transfer_engine.rpc.address import Address, check_private
 from transfer_engine.rpc.entrance import STALL_S, Entrance
+from transfer_engine.rpc.reached import Reached
 from transfer_engine.rpc.serving import WRITE_BYTES, Connection, Handler, ServerLimits, Service
 from transfer_engine.rpc.spinning import LoopSpin
 from transfer_engine.rpc.unfinished import SWEEP_S, Unfinished
 from transfer_engine.wire.frame import VERSIONS, VersionRange
 from transfer_engine.wire.handshake import Identity
+from transfer_engine.wire.keyring import LOOK_S, guarding
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
+    from transfer_engine.wire.keyring import Keyring, Secret
     from transfer_engine.wire.registry import Registry
 
 __all__ = ["Server", "bound", "run"]
@@ -52,7 +55,11 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 class Server:
-    """Serves one registry of operations on any number of addresses."""
+    """Serves one registry of operations on any number of addresses.
+
+    Without a `secret` it serves its own user on this host, and with `insecure` whoever comes.
+    `reached_as` names further addresses that lead here (`rpc.reached`).
+    """
 
     def __init__(
         self,
@@ -60,11 +67,15 @@ class Server:
         handle: Handler,
         *,
         identity: Identity | None = None,
-        secret: bytes | None = None,
+        secret: Secret | None = None,
+        insecure: bool = False,
+        reached_as: Sequence[str] = (),
         limits: ServerLimits | None = None,
         versions: VersionRange = VERSIONS,
     ) -> None:
         limits = limits or ServerLimits()
+        keyring = guarding(secret)
+        self._insecure = insecure
         self.loop = asyncio.get_running_loop()
         self._entrance = Entrance[Connection](
             f"the {registry.service} port",
@@ -78,7 +89,9 @@ class Server:
             limits,
             {opcode: min(limit, WRITE_BYTES) for opcode, limit in registry.reply_limits.items()},
             identity or Identity(registry.service, role="server"),
-            secret,
+            keyring,
+            keyring is None and not insecure,
+            Reached(reached_as),
             versions,
             LoopSpin(self.loop) if limits.awake_bytes_max else None,
             self._entrance,
@@ -88,6 +101,7 @@ class Server:
         )
         self._listeners: list[asyncio.AbstractServer] = []
         self._sweeping: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None
         self._connections: set[Connection] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -97,12 +111,13 @@ class Server:
         """How many peers are connected."""
         return self._entrance.guests
 
-    async def listen(self, host: str, port: int, *, insecure: bool = False) -> Address:
+    async def listen(self, host: str, port: int) -> Address:
         """Listen on TCP and return the address, with the port the system chose for 0.
 
         Raises ConfigError as `bound` does.
         """
-        return await self.serve(bound(host, port, secret=self._service.secret, insecure=insecure))
+        keyring, insecure = self._service.keyring, self._insecure
+        return await self.serve(bound(host, port, secret=keyring, insecure=insecure))
 
     async def serve(self, sockets: Sequence[socket.socket]) -> Address:
         """Listen on sockets that are bound; return the address of the first one.
@@ -132,9 +147,10 @@ class Server:
             for connection in list(self._connections):
                 connection.abort()
             await self._empty.wait()
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            self._sweeping = None
+        for timer in (self._sweeping, self._looking):
+            if timer is not None:
+                timer.cancel()
+        self._sweeping = self._looking = None
 
     async def __aenter__(self) -> Server:
         return self
@@ -147,6 +163,9 @@ class Server:
         self._empty.clear()
         if self._sweeping is None:
             self._sweeping = self.loop.call_later(SWEEP_S, self._sweep)
+        keyring = self._service.keyring
+        if self._looking is None and keyring is not None and not keyring.lasting:
+            self._looking = self.loop.call_later(LOOK_S, self._end_revoked, keyring)
 
     def _forget(self, connection: Connection) -> None:
         self._connections.discard(connection)
@@ -163,8 +182,16 @@ class Server:
         if self._connections:
             self._sweeping = self.loop.call_later(SWEEP_S, self._sweep)
 
+    def _end_revoked(self, keyring: Keyring) -> None:
+        """End the sessions whose credential is not believed any more."""
+        for connection in list(self._connections):
+            connection.end_unless_holds(keyring)
+        self._looking = None
+        if self._connections:
+            self._looking = self.loop.call_later(LOOK_S, self._end_revoked, keyring)
 
-def bound(host: str, port: int, *, secret: bytes | None, insecure: bool) -> list[socket.socket]:
+
+def bound(host: str, port: int, *, secret: Secret | None, insecure: bool) -> list[socket.socket]:
     """Return sockets that listen on every address of a host, the first one first.
 
     Raises ConfigError when the port is taken, and for an address that other machines can reach

@@ -23,12 +23,14 @@ the protocol ends it, after one frame that says why.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from transfer_engine.errors import (
+    AuthError,
     RemoteProtocolError,
     StoreError,
     TransferTimeoutError,
@@ -37,6 +39,7 @@ from transfer_engine.errors import (
 from transfer_engine.rpc.address import tune
 from transfer_engine.rpc.entrance import HANDSHAKE_S, tcp_idle_s
 from transfer_engine.rpc.failures import gave_way
+from transfer_engine.rpc.neighbours import stranger
 from transfer_engine.wire.faults import encode_error
 from transfer_engine.wire.frame import (
     ERROR,
@@ -59,8 +62,10 @@ from transfer_engine.wire.handshake import (
 
 if TYPE_CHECKING:
     from transfer_engine.rpc.entrance import Entrance
+    from transfer_engine.rpc.reached import Reached
     from transfer_engine.rpc.spinning import LoopSpin
     from transfer_engine.rpc.unfinished import Unfinished
+    from transfer_engine.wire.keyring import Keyring
     from transfer_engine.wire.registry import Registry
 
 __all__ = ["WRITE_BYTES", "Connection", "Handler", "Reply", "ServerLimits", "Service"]
@@ -111,7 +116,10 @@ class Service:
     short_limits: dict[int, int]
     """Replies up to these lengths are gathered; longer ones leave alone, or not at all."""
     identity: Identity
-    secret: bytes | None
+    keyring: Keyring | None
+    own_user: bool
+    """Whether other users of this host are sent away."""
+    reached: Reached
     versions: VersionRange
     spin: LoopSpin | None
     entrance: Entrance[Connection]
@@ -142,8 +150,9 @@ class Connection(asyncio.Protocol):
         self._reply_limits = service.registry.reply_limits
         versions = service.versions
         self._handshake = ServerHandshake(
-            service.identity, secret=service.secret, versions=versions
+            service.identity, secret=service.keyring, versions=versions, objection=self._objection
         )
+        self._beyond: frozenset[int] = frozenset()  # opcodes that are not for this peer
         self._decoder = FrameDecoder(HANDSHAKE_LIMITS, replies=False, versions=versions)
         self._version = versions.newest
         self._callbacks: list[Callable[[], None]] = []
@@ -265,6 +274,11 @@ class Connection(asyncio.Protocol):
 
     # Handshake.
 
+    def _objection(self, dialled: str) -> str | None:
+        if self._socket is None:
+            return None
+        return self._service.reached.objection(dialled, self._socket.getsockname())
+
     def _identify(self, sock: Any, peername: Any) -> None:
         if sock is None:
             return
@@ -284,12 +298,13 @@ class Connection(asyncio.Protocol):
                 self._tell("refused", str(self._handshake.failure))
                 self._hang_up(answer)
                 return
-            if not self._has_place():
+            if self._is_stranger() or not self._has_place():
                 return
             self._transport.write(answer)
         if self._handshake.session is not None:
             session = self._session = self._handshake.session
             self._version = session.version
+            self._beyond = self._service.registry.beyond(session.rights.role)
             self._decoder.expect(
                 self._service.registry.request_limits,
                 replies=False,
@@ -319,6 +334,19 @@ class Connection(asyncio.Protocol):
             self._tell("full", f"all {entrance.sessions_max} connections are at work")
         return admitted
 
+    def _is_stranger(self) -> bool:
+        """Whether it is another user of this host, who is told so and leaves."""
+        if self._handshake.session is None or not self._service.own_user or self._socket is None:
+            return False
+        try:
+            error = stranger(self._socket)
+        except OSError:  # it left
+            return True
+        if error is not None:
+            self._tell("refused", error.what)
+            self._hang_up(refusal(error))
+        return error is not None
+
     def _tell(self, kind: str, what: str) -> None:
         self._service.entrance.tell(kind, f"{self.peer}: {what}")
 
@@ -340,7 +368,7 @@ class Connection(asyncio.Protocol):
         if self._backlog:
             self._backlog += frames
             return
-        handle, version = self._handle, self._version
+        handle, version, beyond = self._handle, self._version, self._beyond
         short_limits = self._service.short_limits
         out: list[bytes] = []
         waiting = 0
@@ -351,6 +379,8 @@ class Connection(asyncio.Protocol):
                 return
             left -= len(frame.body) + _REQUEST_BYTES
             try:
+                if frame.opcode in beyond:
+                    raise self._not_allowed(frame)
                 reply = handle(self, frame)
             except Exception as error:
                 encoded = self._error(frame, error)
@@ -386,6 +416,15 @@ class Connection(asyncio.Protocol):
             self._grew()
         if self._blocked:
             self._stop_reading([])
+
+    def _not_allowed(self, frame: Frame) -> AuthError:
+        """Say that an operation is for others, and what it was about, as far as that is said."""
+        registry = self._service.registry
+        operation = registry.by_opcode[frame.opcode]
+        subject = None
+        with contextlib.suppress(StoreError):
+            subject = registry.subject(operation.request.unpack(frame.body))
+        return self.session.rights.refusal(operation.needs, operation.name, subject)
 
     def _let_others(self, out: list[bytes], backlog: list[Frame]) -> None:
         """Send what was answered, and go on once every other connection was heard."""
@@ -531,6 +570,18 @@ class Connection(asyncio.Protocol):
                     REFUSED, encode_error(gave_way()), flags=REPLY | ERROR, version=self._version
                 )
             )
+
+    def end_unless_holds(self, keyring: Keyring) -> None:
+        """End a session whose rights have ended."""
+        if self._session is not None and not keyring.holds(self._session.rights):
+            rights = self._session.rights
+            self._tell("revoked", f"the credential of {rights.principal} holds no more")
+            self._hang_up(
+                encode_frame(
+                    REFUSED, encode_error(rights.ended()), flags=REPLY | ERROR,
+                    version=self._version,
+                )
+            )  # fmt: skip
 
     def drop(self, why: str) -> None:
         """End at once: the peer asks for more than it gets."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transfer_engine.base import Transport
     from transfer_engine.rpc.networks import Networks
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["NAMES", "create"]
 
@@ -28,7 +29,7 @@ NAMES = tuple(_CLASSES)
 
 
 def create(
-    name: str, *, secret: bytes | None = None, networks: Networks | None = None
+    name: str, *, secret: Secret | None = None, networks: Networks | None = None
 ) -> Transport:
     """Build a transport by name; `secret` proves this process to peers that ask for it.
 

@@ -55,6 +55,7 @@ from transfer_engine.wire.frame import REPLY as REPLY_FLAG
 
 if TYPE_CHECKING:
     from transfer_engine.notify import Question
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["ask", "ask_at", "call", "find_segment", "reply", "survey"]
 
@@ -103,7 +104,7 @@ def reply(body: bytes, *, failed: bool = False, opcode: int = CALL) -> bytes:
     return head + body.ljust(length, b"\0")
 
 
-def ask(host: str, port: int, question: bytes, secret: bytes | None, timeout_s: float) -> bytes:
+def ask(host: str, port: int, question: bytes, secret: Secret | None, timeout_s: float) -> bytes:
     """Ask whoever serves segments at this address."""
     deadline = time.monotonic() + timeout_s
     link, _ = dial((host, port), None, secret=secret, deadline=deadline)
@@ -115,7 +116,7 @@ def ask(host: str, port: int, question: bytes, secret: bytes | None, timeout_s: 
 
 
 def ask_at(
-    address: str, question: Question, kind: type[AnswerT], secret: bytes | None, timeout_s: float
+    address: str, question: Question, kind: type[AnswerT], secret: Secret | None, timeout_s: float
 ) -> AnswerT:
     """Ask whoever serves segments at "host:port" what is answered with this kind of answer."""
     peer = Address.parse(address)
@@ -126,7 +127,7 @@ def ask_at(
 
 
 def survey(
-    address: str, prefix: str, secret: bytes | None, timeout_s: float
+    address: str, prefix: str, secret: Secret | None, timeout_s: float
 ) -> list[SegmentDescriptor]:
     """Ask the process at "host:port" what it publishes under names that start so, oldest first.
 
@@ -136,7 +137,7 @@ def survey(
     return [SegmentDescriptor.decode(descriptor) for descriptor in told.descriptors]
 
 
-def find_segment(address: str, secret: bytes | None) -> SegmentDescriptor:
+def find_segment(address: str, secret: Secret | None) -> SegmentDescriptor:
     """Ask the process at "host:port/name" for the descriptor of the segment it calls so.
 
     Raises InvalidArgumentError, NotFoundError, UnavailableError when nobody answers.

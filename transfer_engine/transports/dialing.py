@@ -21,11 +21,13 @@ from transfer_engine.errors import (
     UnavailableError,
 )
 from transfer_engine.rpc.networks import connect
+from transfer_engine.rpc.reached import end_of
 from transfer_engine.transports.stream import Link, handshake_decoder, identity
 from transfer_engine.wire.handshake import ClientHandshake
 
 if TYPE_CHECKING:
     from transfer_engine.rpc.networks import Objection
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["dial"]
 
@@ -36,7 +38,7 @@ def dial(
     address: tuple[str, int],
     instance: bytes | None,
     *,
-    secret: bytes | None,
+    secret: Secret | None,
     deadline: float,
     features: tuple[str, ...] = (),
     objection: Objection | None = None,
@@ -86,12 +88,12 @@ def dial(
 def _greet(
     link: Link,
     instance: bytes | None,
-    secret: bytes | None,
+    secret: Secret | None,
     features: tuple[str, ...],
 ) -> frozenset[str]:
     handshake = ClientHandshake(identity("client", features=features), secret=secret)
     decoder = handshake_decoder()
-    link.send(handshake.start())
+    link.send(handshake.start(end_of(link.sock.getpeername())))
     while handshake.session is None:
         reply = handshake.receive(link.frame(decoder))
         if reply:

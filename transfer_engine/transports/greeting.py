@@ -1,12 +1,13 @@
 """Meeting strangers at a data port: one thread takes the handshakes of all of them.
 
-    greeter = Greeter(listener, entrance, begin, serve)     # `thread` accepts and shakes hands
+    greeter = Greeter(listener, entrance, begin, serve, None, own_user=True)
     greeter.thread.start()
 
-Whoever connects is a stranger (`rpc.entrance`) until its handshake has ended, and has no thread:
-sockets that do not block, and a deadline for all of it. Who is known then is given to `serve`, with
-a thread of its own. What a stranger does wrong costs its connection, and a line of the log once in
-a while.
+Its `thread` accepts and shakes hands. Whoever connects is a stranger (`rpc.entrance`) until its
+handshake has ended, and has no thread: sockets that do not block, and a deadline for all of it. Who
+is known then is given to `serve`, with a thread of its own. What a stranger does wrong costs its
+connection, and a line of the log once in a while. Where credentials can be taken back,
+`end_revoked` is called every second. With `own_user` other users of this host are sent away.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from transfer_engine.errors import (
 )
 from transfer_engine.lasting import LastingThread
 from transfer_engine.rpc.entrance import HANDSHAKE_S, tcp_idle_s
+from transfer_engine.rpc.neighbours import stranger
 from transfer_engine.transports.stream import Link, handshake_decoder
 from transfer_engine.wire.handshake import HANDSHAKE_BYTES_MAX, refusal
+from transfer_engine.wire.keyring import LOOK_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,13 +74,19 @@ class Greeter:
         self,
         listener: socket.socket,
         entrance: Entrance[Guest],
-        begin: Callable[[], ServerHandshake],
+        begin: Callable[[socket.socket], ServerHandshake],
         serve: Callable[[Guest, Session], None],
+        end_revoked: Callable[[], object] | None,
+        *,
+        own_user: bool,
     ) -> None:
         self._listener = listener
         self._entrance = entrance
         self._begin = begin
         self._serve = serve
+        self._end_revoked = end_revoked
+        self._own_user = own_user
+        self._look_at = 0.0
         listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
@@ -95,10 +104,16 @@ class Greeter:
         if waiting:
             self._accept()
         self._end_overdue()
+        if self._end_revoked is not None and time.monotonic() >= self._look_at:
+            self._end_revoked()
+            self._look_at = time.monotonic() + LOOK_S
 
     def _patience_s(self) -> float | None:
         first = next(iter(self._strangers), None)
-        return None if first is None else max(0.0, first.deadline - time.monotonic())
+        patience_s = None if first is None else max(0.0, first.deadline - time.monotonic())
+        if self._end_revoked is None:
+            return patience_s
+        return LOOK_S if patience_s is None else min(patience_s, LOOK_S)
 
     def _accept(self) -> None:
         try:
@@ -110,7 +125,7 @@ class Greeter:
             raise
         try:
             sock.setblocking(False)
-            guest = Guest(sock, f"{address[0]}:{address[1]}", self._begin())
+            guest = Guest(sock, f"{address[0]}:{address[1]}", self._begin(sock))
             self._selector.register(sock, selectors.EVENT_READ, guest)
         except BaseException:
             sock.close()
@@ -189,6 +204,10 @@ class Greeter:
             self._turn_away(guest, "refused", failure)
             return False
         if guest.handshake.session is not None:
+            other = stranger(guest.sock) if self._own_user else None
+            if other is not None:
+                self._turn_away(guest, "refused", other)
+                return False
             admitted, idle = self._entrance.admit(guest)
             self._give_way(idle)
             if not admitted:
@@ -206,7 +225,7 @@ class Greeter:
         self._release(guest)
         try:
             guest.link = Link(guest.sock, guest.peer)
-            guest.link.read_only = session.read_only
+            guest.link.grant(session.rights)
             threading.Thread(
                 target=self._serve,
                 args=(guest, session),

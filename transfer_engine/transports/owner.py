@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
     from transfer_engine.base import Operation, Staged
     from transfer_engine.notify import PeerService
+    from transfer_engine.rpc.reached import Reached
     from transfer_engine.segments.mapping import Mapping
     from transfer_engine.transports.reachable import Tables
+    from transfer_engine.wire.keyring import Keyring
 
 __all__ = ["Owner", "Served", "may_open"]
 
@@ -52,7 +54,10 @@ class Owner(Protocol):
     """The process, as `TransferServer` shows it to its listeners."""
 
     instance: bytes
-    secret: bytes | None
+    keyring: Keyring | None
+    own_user: bool
+    """Whether other users of this host are sent away."""
+    reached: Reached
     peer_service: PeerService
     tables: Tables
 

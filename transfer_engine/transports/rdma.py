@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from transfer_engine.base import Batch, Region, SegmentDescriptor
     from transfer_engine.rdma.verbs import Nic
+    from transfer_engine.wire.keyring import Secret
 
     # An owner (host, port, instance) and the number of a card of this host.
     Key = tuple[str, int, bytes, int]
@@ -83,7 +84,7 @@ class RdmaTransport(Transport):
     def __init__(
         self,
         *,
-        secret: bytes | None = None,
+        secret: Secret | None = None,
         networks: Networks | None = None,
         endpoints_max: int = 256,
     ) -> None:

@@ -25,12 +25,14 @@ from transfer_engine.errors import AlreadyExistsError, ConfigError, NotFoundErro
 from transfer_engine.notify import PeerService
 from transfer_engine.rdma import verbs
 from transfer_engine.rpc.address import Address, check_private
+from transfer_engine.rpc.reached import Reached
 from transfer_engine.segments.mapping import host_identity, load_kernels
 from transfer_engine.segments.memory import check_name
 from transfer_engine.transports.rdma_server import RdmaServer
 from transfer_engine.transports.reachable import Tables
 from transfer_engine.transports.shm_server import ShmServer
 from transfer_engine.transports.tcp_server import TcpServer
+from transfer_engine.wire.keyring import guarding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from transfer_engine.base import Access, AccessHook
     from transfer_engine.notify import Notification
     from transfer_engine.transports.owner import Served
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["TransferServer"]
 
@@ -53,8 +56,9 @@ class TransferServer:
     `tcp` is "host:port" (port 0: any free one) or None; `unix` is "@name", a path, "auto" or
     None. `rails` are further addresses, each on a network of its own: large batches use all.
     `rdma` offers RDMA as well where this host has a card; clients ask for it over `tcp`.
-    Without a `secret`, only loopback addresses are bound unless `insecure`. `authorize`
-    sees every batch before bytes move and answers True, False or one bool per request.
+    Without a `secret`, only loopback addresses are bound, for its own user, unless `insecure`.
+    `reached_as` names further addresses that lead here (`rpc.reached`).
+    `authorize` sees every batch before bytes move and answers True, False or one bool per request.
     `patience_s` bounds how long a peer may stall in the middle of a message.
     """
 
@@ -65,8 +69,9 @@ class TransferServer:
         unix: str | None = "auto",
         rails: Sequence[str] = (),
         rdma: bool = True,
-        secret: bytes | None = None,
+        secret: Secret | None = None,
         insecure: bool = False,
+        reached_as: Sequence[str] = (),
         authorize: AccessHook | None = None,
         advertise_host: str | None = None,
         connections_max: int = 256,
@@ -74,7 +79,9 @@ class TransferServer:
     ) -> None:
         load_kernels()
         self.instance = secrets.token_bytes(16)
-        self.secret = secret
+        self.keyring = guarding(secret)
+        self.reached = Reached(reached_as)
+        self.own_user = self.keyring is None and not insecure
         self._authorize = authorize
         self._segments: dict[bytes, Served] = {}
         self._described: dict[bytes, SegmentDescriptor] = {}

@@ -39,6 +39,7 @@ from transfer_engine.rpc.spinning import SPIN_NS
 from transfer_engine.wire.frame import HEADER_BYTES, MAGIC, VERSION, VERSIONS, FrameDecoder
 from transfer_engine.wire.frame import REPLY as REPLY_FLAG
 from transfer_engine.wire.handshake import HANDSHAKE_LIMITS, Identity
+from transfer_engine.wire.rights import EVERYTHING, Rights, Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,7 +135,8 @@ class Link:
 
     __slots__ = (
         "_alone", "_armed_s", "_carried", "_fd", "_iov", "_penalty", "_rest", "_state", "address",
-        "deadline", "message", "naming", "patience_s", "peer", "read_only", "sock", "view",
+        "deadline", "message", "naming", "patience_s", "peer", "read_only", "rights",
+        "sock", "view",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
@@ -151,7 +153,7 @@ class Link:
         self.sock = sock
         self.peer = peer
         self.deadline = 0.0
-        self.read_only = False
+        self.grant(EVERYTHING)
         # The uuid of the segment that the owner is moving bytes of, zeros for none.
         self.naming: Columns = np.zeros(2, dtype=np.int64)
         self.patience_s = 0.0
@@ -168,6 +170,11 @@ class Link:
         self._alone[moving.ALONE_FIXED] = _FIXED
         self.message: Columns = np.zeros(moving.COLUMNS_AT, dtype=np.int64)
         self.reserve(256)
+
+    def grant(self, rights: Rights) -> None:
+        """Note what the peer may do."""
+        self.rights = rights
+        self.read_only = rights.role < Role.WRITER
 
     def reserve(self, count: int) -> None:
         """Make room for a message of `count` requests, keeping its header.

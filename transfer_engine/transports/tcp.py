@@ -74,6 +74,7 @@ if TYPE_CHECKING:
 
     from transfer_engine.base import SegmentDescriptor
     from transfer_engine.rpc.networks import Objection
+    from transfer_engine.wire.keyring import Secret
 
     # An owner: host, port, instance, and whether it says that it runs on this host.
     Key = tuple[str, int, bytes, bool]
@@ -91,7 +92,7 @@ class _Pool:
     def __init__(
         self,
         descriptor: SegmentDescriptor,
-        secret: bytes | None,
+        secret: Secret | None,
         connections_max: int,
         objection: Objection,
     ) -> None:
@@ -250,7 +251,7 @@ class TcpTransport(Transport):
     def __init__(
         self,
         *,
-        secret: bytes | None = None,
+        secret: Secret | None = None,
         networks: Networks | None = None,
         connections_max: int = 16,
     ) -> None:

@@ -117,14 +117,25 @@ class TcpServer:
             sessions_max=connections_max,
             log=_log,
         )
-        self._greeter = Greeter(self._listener, self._entrance, self._handshake, self._serve)
+        keyring = owner.keyring
+        fickle = keyring is not None and not keyring.lasting
+        self._greeter = Greeter(
+            self._listener,
+            self._entrance,
+            self._handshake,
+            self._serve,
+            self._end_revoked if fickle else None,
+            own_user=owner.own_user,
+        )
         self.acceptor = self._greeter.thread
         self.acceptor.start()
 
-    def _handshake(self) -> ServerHandshake:
+    def _handshake(self, sock: socket.socket) -> ServerHandshake:
         offered = () if self._rdma is None else (FEATURE,)
         return ServerHandshake(
-            identity("owner", self._owner.instance, offered), secret=self._owner.secret
+            identity("owner", self._owner.instance, offered),
+            secret=self._owner.keyring,
+            objection=lambda dialled: self._owner.reached.objection(dialled, sock.getsockname()),
         )
 
     def _serve(self, guest: Guest, session: Session) -> None:
@@ -148,6 +159,16 @@ class TcpServer:
             _log.exception("the data connection of %s failed", link.peer)
         finally:
             self._forget(guest, link)
+
+    def _end_revoked(self) -> None:
+        """End the sessions whose credential is not believed any more."""
+        keyring = self._owner.keyring
+        with self._lock:
+            links = list(self._links)
+        for link in links:
+            if keyring is not None and not keyring.holds(link.rights):
+                self._entrance.tell("revoked", f"{link.peer}: {link.rights.ended().what}")
+                link.abort()
 
     def _forget(self, guest: Guest, link: Link) -> None:
         with self._lock:
@@ -175,7 +196,8 @@ class TcpServer:
         """Answer a question, which lies where the columns of a batch would."""
         question = bytes(link.view[COLUMNS_AT : COLUMNS_AT + length])
         try:
-            answer = calling.reply(self._owner.peer_service.answer(question, link.peer))
+            service = self._owner.peer_service
+            answer = calling.reply(service.answer(question, link.peer, link.rights))
         except RemoteProtocolError:
             raise
         except StoreError as error:

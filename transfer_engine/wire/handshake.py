@@ -9,9 +9,10 @@
                                        ◄── WELCOME (hmac)
       or, at any point                 ◄── REFUSED (reason, as an error body)
 
-A proof is HMAC-SHA256, keyed with the shared secret, over the role of the prover and the digest
-of every handshake body so far. HELLO names service, role and version range and both sides add a
-fresh nonce, so a proof is worth nothing on another connection, for another service, in the other
+A proof is HMAC-SHA256, keyed with a secret that both know, over the role of the prover and the
+digest of every handshake body so far. HELLO names service, role, version range, whose secret it
+will be (`keyring`) and the address that was dialled, and both sides add a fresh nonce, so a proof
+is worth nothing on another connection, for another service, at another address, in the other
 direction, or after any of those fields was changed on the way (no downgrade). The client proves
 itself first: a port that strangers reach gives them nothing to test guesses against.
 
@@ -29,7 +30,7 @@ import hashlib
 import hmac
 import os
 from dataclasses import dataclass, field, replace
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import msgspec
 
@@ -41,6 +42,11 @@ from transfer_engine.errors import (
 from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.faults import ERROR_BYTES_MAX, decode_error, encode_error
 from transfer_engine.wire.frame import VERSIONS, Body, Frame, VersionRange, encode_frame
+from transfer_engine.wire.keyring import NOBODY, Keyring, Secret, keyring_of
+from transfer_engine.wire.rights import EVERYTHING, Rights, Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "HANDSHAKE_BYTES_MAX",
@@ -50,7 +56,6 @@ __all__ = [
     "Identity",
     "ServerHandshake",
     "Session",
-    "read_only_secret",
     "refusal",
 ]
 
@@ -82,6 +87,8 @@ class _Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     cluster: _Text
     features: _Features
     nonce: _Nonce
+    principal: _Text = ""
+    dialled: _Text = ""
 
 
 class _Challenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
@@ -122,16 +129,21 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What both sides agreed on, and who the peer is. `proven` says it knew the secret.
+    """What both sides agreed on, and who the peer is. `proven` says it knew a secret.
 
-    `read_only` says that it proved the read-only secret instead: it may look, and change nothing.
+    `rights` are what that secret allows; everything where none is asked for.
     """
 
     version: int
     peer: Identity
     proven: bool
     features: frozenset[str] = field(default_factory=frozenset)
-    read_only: bool = False
+    rights: Rights = EVERYTHING
+
+    @property
+    def read_only(self) -> bool:
+        """Whether it may look, and change nothing."""
+        return self.rights.role < Role.WRITER
 
 
 def refusal(error: StoreError, version: int = VERSIONS.newest) -> bytes:
@@ -149,24 +161,25 @@ class ClientHandshake:
         self,
         identity: Identity,
         *,
-        secret: bytes | None = None,
+        secret: Secret | None = None,
         versions: VersionRange = VERSIONS,
     ) -> None:
-        _check_secret(secret)
+        keyring = keyring_of(secret)
         self.session: Session | None = None
         self._identity = identity
-        self._secret = secret
+        self._own = None if keyring is None else keyring.own
         self._versions = versions
         self._transcript = hashlib.sha256()
         self._challenged: int | None = None
 
-    def start(self) -> bytes:
-        """Return the first frame to send."""
+    def start(self, dialled: str = "") -> bytes:
+        """Return the first frame to send, which says what was dialled to get here."""
         me = self._identity
         body = _HELLO.pack(
             _Hello(
                 self._versions.oldest, self._versions.newest, me.service, me.role, me.instance,
                 me.cluster, list(me.features), os.urandom(NONCE_BYTES),
+                self._own.principal if self._own else "", dialled,
             )
         )  # fmt: skip
         _absorb(self._transcript, body)
@@ -188,25 +201,25 @@ class ClientHandshake:
     def _prove(self, body: Body) -> bytes:
         challenge = _CHALLENGE.unpack(body)
         self._check_version(challenge.version)
-        if self._secret is None:
+        if self._own is None:
             raise AuthError(f"the {self._identity.service} service asks for a shared secret")
         _absorb(self._transcript, body)
         self._challenged = challenge.version
-        proof = _PROOF.pack(_ProofBody(_sign(self._secret, b"client", self._transcript)))
+        proof = _PROOF.pack(_ProofBody(_sign(self._own.secret, b"client", self._transcript)))
         _absorb(self._transcript, proof)
         return encode_frame(PROOF, proof, version=challenge.version)
 
     def _conclude(self, body: Body) -> None:
         welcome = _WELCOME.unpack(body)
         self._check_version(welcome.version)
-        if self._secret is not None:
+        if self._own is not None:
             if self._challenged is None:
                 raise AuthError(
                     "the server did not ask for the shared secret, so it cannot be trusted",
                     advice="set the same secret on the server, or none here",
                 )
             _absorb(self._transcript, _WELCOME.pack(msgspec.structs.replace(welcome, proof=b"")))
-            expected = _sign(self._secret, b"server", self._transcript)
+            expected = _sign(self._own.secret, b"server", self._transcript)
             if self._challenged != welcome.version or not hmac.compare_digest(
                 welcome.proof, expected
             ):
@@ -219,7 +232,7 @@ class ClientHandshake:
         self.session = Session(
             welcome.version,
             peer,
-            self._secret is not None,
+            self._own is not None,
             frozenset(self._identity.features).intersection(peer.features),
         )
 
@@ -233,6 +246,7 @@ class ClientHandshake:
 class ServerHandshake:
     """The side that listens: send what `receive` returns; then look at `session` and `failure`.
 
+    `objection` says what is against who dialled an address, where a secret is asked for.
     Exactly one of the two is set at the end. After a failure, what was returned says why to the
     peer (possibly nothing), and the connection must be closed once it is sent.
     """
@@ -241,14 +255,17 @@ class ServerHandshake:
         self,
         identity: Identity,
         *,
-        secret: bytes | None = None,
+        secret: Secret | None = None,
         versions: VersionRange = VERSIONS,
+        objection: Callable[[str], str | None] | None = None,
     ) -> None:
-        _check_secret(secret)
+        self._keyring: Keyring | None = keyring_of(secret)
         self.session: Session | None = None
         self.failure: StoreError | None = None
         self._identity = identity
-        self._secret = secret
+        self._principal = ""
+        self._objection = objection
+        self._secret: bytes | None = None  # that the client has proved
         self._versions = versions
         self._transcript = hashlib.sha256()
         self._agreed: Session | None = None
@@ -287,28 +304,42 @@ class ServerHandshake:
         )
         shared = frozenset(self._identity.features).intersection(peer.features)
         _absorb(self._transcript, body)
-        self._agreed = Session(version, peer, self._secret is not None, shared)
-        if self._secret is None:
+        self._agreed = Session(version, peer, self._keyring is not None, shared)
+        if self._keyring is None:
             return self._welcome(self._agreed)
+        self._principal = hello.principal
+        against = None if self._objection is None else self._objection(hello.dialled)
+        if against is not None:
+            raise AuthError(
+                against,
+                advice=f"if a service, forwarded port or tunnel leads here: reached_as = "
+                f"{hello.dialled}, or any",
+            )
         challenge = _CHALLENGE.pack(_Challenge(version, os.urandom(NONCE_BYTES)))
         _absorb(self._transcript, challenge)
         return encode_frame(CHALLENGE, challenge, version=version)
 
     def _verify(self, body: Body, agreed: Session) -> bytes:
-        assert self._secret is not None
+        assert self._keyring is not None
         proof = _PROOF.unpack(body).proof
-        if not self._proves(proof, self._secret):
-            self._secret = read_only_secret(self._secret)
-            if not self._proves(proof, self._secret):
-                raise AuthError("the client did not prove that it knows the shared secret")
+        for key in self._keyring.accepted(self._principal) or (NOBODY,):
+            expected = _sign(key.secret, b"client", self._transcript)
+            if hmac.compare_digest(proof, expected) and key is not NOBODY:
+                break
+        else:
+            raise AuthError(
+                "the client did not prove that it knows the shared secret"
+                if not self._principal
+                else f"the client did not prove that it is {self._principal}"
+            )
+        self._secret = key.secret
+        agreed = self._agreed = replace(agreed, rights=key.rights)
+        if agreed.read_only:
             # Features are ways to write past those who check requests.
-            agreed = self._agreed = replace(agreed, read_only=True, features=frozenset())
+            agreed = self._agreed = replace(agreed, features=frozenset())
             self._identity = replace(self._identity, features=())
         _absorb(self._transcript, body)
         return self._welcome(agreed)
-
-    def _proves(self, proof: bytes, secret: bytes) -> bool:
-        return hmac.compare_digest(proof, _sign(secret, b"client", self._transcript))
 
     def _welcome(self, agreed: Session) -> bytes:
         me = self._identity
@@ -323,14 +354,6 @@ class ServerHandshake:
         return encode_frame(WELCOME, _WELCOME.pack(welcome), version=agreed.version)
 
 
-def read_only_secret(secret: bytes) -> bytes:
-    """The secret for peers that may only read: made of the shared one, which it does not tell.
-
-    Every server that knows the shared secret accepts both, so nothing has to be set up there.
-    """
-    return hmac.digest(secret, b"mooncake read-only", "sha256").hex().encode()
-
-
 def _absorb(transcript: hashlib._Hash, body: Body) -> None:
     # The length in front keeps two bodies from being read as another two.
     transcript.update(len(body).to_bytes(4, "little"))
@@ -340,11 +363,6 @@ def _absorb(transcript: hashlib._Hash, body: Body) -> None:
 def _sign(secret: bytes, role: bytes, transcript: hashlib._Hash) -> bytes:
     message = b"mooncake handshake " + role + b"\0" + transcript.digest()
     return hmac.digest(secret, message, "sha256")
-
-
-def _check_secret(secret: bytes | None) -> None:
-    if secret is not None and not secret:
-        raise AuthError("the shared secret is empty", advice="set a secret, or none at all")
 
 
 def _check_peer(me: Identity, service: str, cluster: str) -> None:

@@ -1,20 +1,20 @@
 """A service is declared once: its operations, each with an opcode and the layout of two bodies.
 
     STORE = Registry("store", [
-        Operation("exists", 0x10, request=Packed(columns=[...]), reply=Packed(columns=[...])),
-        Operation("status", 0x11, request=Cold(StatusRequest), reply=Cold(Status)),
+        Operation("get", 0x10, Packed(columns=[...]), Packed(columns=[...]), needs=Role.READER),
+        Operation("drain", 0x11, request=Cold(DrainRequest), reply=Cold(Drained)),
     ])
 
-The server takes from it which opcodes may arrive and how long their bodies may be; clients take
-the same for replies; `describe` takes the tables of docs/reference/wire-protocol.md, so that the
-document cannot drift from the code. An opcode never changes its meaning: a new layout is a new
-opcode, and the old one stays for as long as version N-1 is spoken.
+The server takes from it which opcodes may arrive, from whom, and how long their bodies may be;
+clients take the same for replies; `describe` takes the tables of docs/reference/wire-protocol.md,
+so that the document cannot drift from the code. An opcode never changes its meaning: a new layout
+is a new opcode, and the old one stays for as long as version N-1 is spoken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar, get_args, get_origin
 
@@ -24,6 +24,7 @@ from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.faults import ERROR_BYTES_MAX
 from transfer_engine.wire.frame import HANDSHAKE_OPCODE_MAX
 from transfer_engine.wire.handshake import REFUSED
+from transfer_engine.wire.rights import Role
 from transfer_engine.wire.schema import Column, Packed
 
 __all__ = ["Layout", "Operation", "Registry", "describe", "render", "type_name"]
@@ -37,13 +38,17 @@ ReplyT = TypeVar("ReplyT", bound=Layout)
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[RequestT, ReplyT]):
-    """One request and its reply. `note` is one line for the reference document."""
+    """One request and its reply. `note` is one line for the reference document.
+
+    `needs` is the least that somebody has to be to ask for it; where nothing is said, an admin.
+    """
 
     name: str
     opcode: int
     request: RequestT
     reply: ReplyT
     note: str = ""
+    needs: Role = field(default=Role.ADMIN, kw_only=True)
 
     def __post_init__(self) -> None:
         if not HANDSHAKE_OPCODE_MAX < self.opcode <= 0xFFFF:
@@ -54,9 +59,17 @@ class Operation(Generic[RequestT, ReplyT]):
 
 
 class Registry(Iterable[Operation[Any, Any]]):
-    """The operations of one service, by opcode; immutable."""
+    """The operations of one service, by opcode; immutable.
 
-    def __init__(self, service: str, operations: Iterable[Operation[Any, Any]]) -> None:
+    `subject` says what a request is about, such as a key, for an error that refuses it.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        operations: Iterable[Operation[Any, Any]],
+        subject: Callable[[Any], str | None] = lambda _: None,
+    ) -> None:
         self.service = service
         self.operations = tuple(operations)
         self.by_opcode: Mapping[int, Operation[Any, Any]] = MappingProxyType(
@@ -71,8 +84,13 @@ class Registry(Iterable[Operation[Any, Any]]):
         self.reply_limits = {
             op.opcode: max(op.reply.bytes_max, ERROR_BYTES_MAX) for op in self.operations
         }
+        self.subject = subject
         # With request id 0 this is about the connection: the last words before it closes.
         self.reply_limits[REFUSED] = ERROR_BYTES_MAX
+
+    def beyond(self, role: Role) -> frozenset[int]:
+        """Return the opcodes that are not for this role."""
+        return frozenset(op.opcode for op in self.operations if op.needs > role)
 
     def __iter__(self) -> Iterator[Operation[Any, Any]]:
         return iter(self.operations)
@@ -84,12 +102,13 @@ class Registry(Iterable[Operation[Any, Any]]):
 def describe(registry: Registry) -> str:
     """Return the Markdown table of a service for the reference document."""
     lines = [
-        "| opcode | operation | request | reply | request bytes, at most |",
-        "|---|---|---|---|---|",
+        "| opcode | operation | of | request | reply | request bytes, at most |",
+        "|---|---|---|---|---|---|",
     ]
     lines += [
         f"| `{op.opcode:#06x}` | **{op.name}**{': ' + op.note if op.note else ''} "
-        f"| {_layout(op.request)} | {_layout(op.reply)} | {op.request.bytes_max} |"
+        f"| {op.needs.name.lower()} | {_layout(op.request)} | {_layout(op.reply)} "
+        f"| {op.request.bytes_max} |"
         for op in sorted(registry, key=lambda op: op.opcode)
     ]
     return "\n".join(lines) + "\n"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mooncake_store.wire.cluster import ClusterStatus
     from transfer_engine.errors import StoreError
     from transfer_engine.rpc.blocking import BlockingConnection
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["connected_to", "etcd_file_of", "masters_named", "status_of"]
 
@@ -48,7 +49,7 @@ def masters_named(named: str, etcd_file: str | None, file: Path | None = None) -
 
 @contextmanager
 def connected_to(
-    masters: Masters, secret: bytes | None, ask: Callable[[BlockingConnection], T]
+    masters: Masters, secret: Secret | None, ask: Callable[[BlockingConnection], T]
 ) -> Iterator[tuple[BlockingConnection, T]]:
     """Yield a connection to the first that answers what is asked, and its answer.
 

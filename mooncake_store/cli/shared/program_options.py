@@ -109,8 +109,8 @@ def _metavar(kind: Kind) -> str:
     return {int: "N", float: "X", str: "TEXT"}[kind.base]
 
 
-def begin(program: type[S], file: Path | None, given: dict[str, Any]) -> tuple[S, bytes | None]:
-    """Return the settings of a program that starts, and its secret; logs are written from here."""
+def begin(program: type[S], file: Path | None, given: dict[str, Any]) -> S:
+    """Return the settings of a program that starts; logs are written from here."""
     from mooncake_store import config
     from mooncake_store.config.loading import load_settings
     from mooncake_store.program import logs
@@ -121,5 +121,4 @@ def begin(program: type[S], file: Path | None, given: dict[str, Any]) -> tuple[S
     settings: Any = loaded.value
     logs.configure(settings.log_level, as_json=settings.log_json)
     loaded.warn()
-    secret = config.read_secret(settings.secret_file) if settings.secret_file else None
-    return fitted(loaded.value), secret
+    return fitted(loaded.value)

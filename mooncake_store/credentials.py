@@ -1,0 +1,355 @@
+"""Credentials by name: a directory with a file for each principal, and what servers make of it.
+
+    make(directory, "alice", Role.WRITER, namespaces=("team-a",))     # the text for alice's file
+    rotate(directory, "alice", keep_s=3600)      # another one; the one before holds an hour yet
+    revoke(directory, "alice")
+    keyring = NamedKeyring(secret, directory)    # what a server believes, as the files say just now
+
+A file says in JSON what its principal is: role, namespaces (none are all), until when, and the
+secrets that are believed, newest first. All servers of a pool read the same directory: a copy, a
+mount, a secret of an orchestrator. Files are looked at once a second, when somebody comes in or is
+asked about; what is wrong with one costs its principal his way in, and a line of the log.
+
+What a client has is one line, `mooncake:NAME:SECRET`, in the file that its `secret_file` names.
+Cost: a look at the directory a second; a handshake computes one digest for each secret.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import stat
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypedDict
+
+import msgspec
+
+from mooncake_store.endpoint import read_private, read_secret
+from mooncake_store.errors import AlreadyExistsError, ConfigError, NotFoundError
+from mooncake_store.master.kept_files import write_whole
+from transfer_engine.wire.keyring import Alone, Credential, Key, Keyring, SharedSecret
+from transfer_engine.wire.rights import Rights, Role
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mooncake_store.config.guarded import Guarded
+
+__all__ = [
+    "Entry", "Gate", "NamedKeyring", "credential_of", "entries", "gate_of", "make",
+    "pool_secret_in", "revoke", "rotate", "secret_in", "text_of", "write_text",
+]  # fmt: skip
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+_FILE_BYTES_MAX = 1 << 16
+_PROOFS_HELD = 7
+_SUFFIX = ".json"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_BEGINNING = b"mooncake:"
+_TEXT = re.compile(_BEGINNING + rb"([A-Za-z0-9][A-Za-z0-9._-]{0,63}):([0-9a-f]{64})")
+
+
+class _Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A secret of a principal, and when it ends, in seconds since 1970; 0: when all does."""
+
+    secret: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    until: float = 0
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a file says of a principal."""
+
+    role: Annotated[str, msgspec.Meta(pattern="^(reader|writer|worker|admin)$")]
+    secrets: Annotated[tuple[_Proof, ...], msgspec.Meta(min_length=1, max_length=8)]
+    namespaces: Annotated[tuple[str, ...], msgspec.Meta(max_length=1024)] = ()
+    until: float = 0
+    """When it ends, in seconds since 1970; 0: never."""
+
+    def keys(self, principal: str, now: float) -> list[Key]:
+        """Return the secrets that are believed now."""
+        role = Role[self.role.upper()]
+        found = []
+        for proof in self.secrets:
+            ends = [end for end in (self.until, proof.until) if end]
+            rights = Rights(principal, role, self.namespaces, min(ends, default=float("inf")))
+            if now < rights.until:
+                found.append(Key(proof.secret.encode(), rights))
+        return found
+
+
+class NamedKeyring(Keyring):
+    """The pool's secret, if this end has it, and the principals of a directory as they are now.
+
+    Raises ConfigError for a directory or a file in it that cannot be used.
+    """
+
+    lasting = False
+
+    def __init__(self, own: bytes | Keyring, directory: str) -> None:
+        shared = SharedSecret(own) if isinstance(own, bytes) else own
+        self.own = shared.own
+        self._shared = shared
+        self._directory = Path(directory).expanduser().absolute()
+        self._looked_at = time.monotonic()
+        self._seen: dict[str, _Mark] = {}
+        self._entries: dict[str, Entry] = {}
+        self._read(strict=True)
+
+    def accepted(self, principal: str) -> Sequence[Key]:
+        """Return what this principal may prove now."""
+        if not principal:
+            return self._shared.accepted("")
+        self._look()
+        entry = self._entries.get(principal)
+        return () if entry is None else entry.keys(principal, time.time())
+
+    def holds(self, rights: Rights) -> bool:
+        """Whether a principal still has these rights."""
+        if not rights.principal:
+            return True
+        self._look()
+        entry, now = self._entries.get(rights.principal), time.time()
+        return entry is not None and now < rights.until and any(
+            (key.rights.role, key.rights.namespaces) == (rights.role, rights.namespaces)
+            for key in entry.keys(rights.principal, now)
+        )  # fmt: skip
+
+    def _look(self) -> None:
+        """Read what has changed, once in a while."""
+        now = time.monotonic()
+        if now - self._looked_at >= LOOK_S:
+            self._looked_at = now
+            self._read(strict=False)
+
+    def _read(self, *, strict: bool) -> None:
+        try:
+            found = _files(self._directory)
+        except ConfigError as error:
+            if strict:
+                raise
+            if self._seen:
+                log.error("nobody with a name is believed any more: %s", error.what)
+            self._seen, self._entries = {}, {}
+            return
+        known: dict[str, Entry] = {}
+        for name, mark in found.items():
+            if self._seen.get(name) == mark:
+                if name in self._entries:
+                    known[name] = self._entries[name]
+                continue
+            try:
+                known[name] = _entry(self._directory, name)
+            except ConfigError as error:
+                if strict:
+                    raise
+                log.error("%s is not believed: %s", name, error.what)
+        self._seen, self._entries = found, known
+
+
+class _Mark(NamedTuple):
+    """What a file shows without being read."""
+
+    inode: int
+    changed_ns: int
+    size: int
+    mode: int
+
+
+def entries(directory: str) -> dict[str, Entry]:
+    """Return all principals of a directory. Raises ConfigError."""
+    path = Path(directory).expanduser().absolute()
+    return {name: _entry(path, name) for name in sorted(_files(path))}
+
+
+def make(
+    directory: str,
+    principal: str,
+    role: Role,
+    *,
+    namespaces: Sequence[str] = (),
+    until: float = 0,
+) -> str:
+    """Add a principal, and the directory if there is none; return the text of his credential.
+
+    Raises AlreadyExistsError, and ConfigError where it cannot be written.
+    """
+    if not _NAME.fullmatch(principal):
+        raise ConfigError(
+            f"{principal!r} cannot name a principal",
+            advice="use up to 64 letters, digits and . _ -, the first one a letter or digit",
+        )
+    path = Path(directory).expanduser().absolute()
+    with _written(path):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if principal in _files(path):
+            raise AlreadyExistsError(
+                f"{path} has a credential of {principal}",
+                advice="rotate it for another secret, or revoke it first",
+            )
+        secret = secrets.token_hex(32)
+        entry = Entry(role.name.lower(), (_Proof(secret),), tuple(namespaces), until)
+        _write(path, principal, entry)
+    return text_of(principal, secret)
+
+
+def rotate(directory: str, principal: str, *, keep_s: float) -> str:
+    """Give a principal another secret; those of before hold for so long yet.
+
+    Returns the text of his credential. Raises NotFoundError, ConfigError.
+    """
+    path = Path(directory).expanduser().absolute()
+    entry, now = _known(path, principal), time.time()
+    secret, end = secrets.token_hex(32), now + keep_s
+    held = [
+        msgspec.structs.replace(proof, until=min(proof.until or end, end))
+        for proof in entry.secrets
+        if keep_s > 0 and (not proof.until or proof.until > now)
+    ]
+    proofs = (_Proof(secret), *held[:_PROOFS_HELD])
+    with _written(path):
+        _write(path, principal, msgspec.structs.replace(entry, secrets=proofs))
+    return text_of(principal, secret)
+
+
+def revoke(directory: str, principal: str) -> None:
+    """Take a principal's credential back. Raises NotFoundError, ConfigError."""
+    path = Path(directory).expanduser().absolute()
+    if principal not in _files(path):
+        raise _no_principal(path, principal)
+    with _written(path):
+        (path / (principal + _SUFFIX)).unlink(missing_ok=True)
+
+
+def text_of(principal: str, secret: str) -> str:
+    """Return the line that a client's file has."""
+    return f"mooncake:{principal}:{secret}"
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a credential into a file that only this user can read. Raises ConfigError."""
+    with _written(file):
+        write_whole(file, f"{text}\n".encode())
+
+
+def credential_of(text: bytes) -> Credential | None:
+    """Return the credential that a line means; None for a pool's secret.
+
+    Raises ConfigError for a damaged one.
+    """
+    if not text.startswith(_BEGINNING):
+        return None
+    found = _TEXT.fullmatch(text)
+    if found is None:
+        raise ConfigError(
+            "a credential is damaged: it is not mooncake:NAME:SECRET",
+            advice="write the whole line that `mooncake secret make` or `rotate` has printed",
+        )
+    return Credential(found[1].decode(), found[2])
+
+
+def _files(directory: Path) -> dict[str, _Mark]:
+    """Return the names of principals, and how their files look. Raises ConfigError."""
+    try:
+        mode = stat.S_IMODE(directory.stat().st_mode)
+        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ConfigError(
+                f"others can add credentials to {directory}, which has mode {mode:04o}",
+                advice=f"run: chmod 700 {directory}",
+            )
+        found = {}
+        with os.scandir(directory) as listed:
+            for each in listed:
+                name = each.name.removesuffix(_SUFFIX)
+                if name != each.name and _NAME.fullmatch(name):
+                    seen = each.stat()
+                    found[name] = _Mark(seen.st_ino, seen.st_mtime_ns, seen.st_size, seen.st_mode)
+        return found
+    except OSError as error:
+        raise ConfigError(
+            f"the credentials in {directory} cannot be read: {error.strerror}",
+            advice="`mooncake secret make` makes the first one, and its directory",
+        ) from None
+
+
+def _entry(directory: Path, principal: str) -> Entry:
+    path, content = read_private(str(directory / (principal + _SUFFIX)), _FILE_BYTES_MAX + 1)
+    if len(content) > _FILE_BYTES_MAX:
+        raise ConfigError(f"{path} is no credential: it has more than {_FILE_BYTES_MAX} bytes")
+    try:
+        return msgspec.json.decode(content, type=Entry)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is no credential: {error}") from None
+
+
+def _known(directory: Path, principal: str) -> Entry:
+    if principal not in _files(directory):
+        raise _no_principal(directory, principal)
+    return _entry(directory, principal)
+
+
+def _no_principal(directory: Path, principal: str) -> NotFoundError:
+    return NotFoundError(
+        f"{directory} has no credential of {principal}",
+        advice="`mooncake secret list` shows whose there are",
+    )
+
+
+def _write(directory: Path, principal: str, entry: Entry) -> None:
+    content = msgspec.json.format(msgspec.json.encode(entry), indent=2)
+    write_whole(directory / (principal + _SUFFIX), content + b"\n")
+
+
+@contextmanager
+def _written(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{directory} cannot be written to: {error.strerror}") from error
+
+
+def secret_in(path: str | None) -> bytes | Keyring | None:
+    """Return what a secret file holds: the pool's secret, or one principal's; None without a file.
+
+    Raises ConfigError.
+    """
+    if not path:
+        return None
+    text = read_secret(path)
+    own = credential_of(text)
+    return text if own is None else Alone(own)
+
+
+def pool_secret_in(path: str) -> bytes | None:
+    """Return the pool's secret; None without a file. Raises ConfigError for a principal's."""
+    found = secret_in(path)
+    if found is None or isinstance(found, bytes):
+        return found
+    raise ConfigError(
+        f"{path} has the credential of {found.own.principal}, and masters need the pool's secret",
+        advice="name the file with the pool's secret, and credentials for the directory of others",
+    )
+
+
+class Gate(TypedDict):
+    """Who comes in at a server, as those take it."""
+
+    secret: bytes | Keyring | None
+    insecure: bool
+    reached_as: tuple[str, ...]
+
+
+def gate_of(config: Guarded, secret: bytes | Keyring | None) -> Gate:
+    """Return who comes in at the servers of a program. Raises ConfigError."""
+    if config.credentials and secret is not None:
+        secret = NamedKeyring(secret, config.credentials)
+    return {
+        "secret": secret,
+        "insecure": config.insecure,
+        "reached_as": config.reached_as,
+    }

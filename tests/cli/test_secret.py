@@ -1,0 +1,113 @@
+"""`mooncake secret`, as an operator types it: made, used, listed, exchanged, taken back."""
+
+import json
+import secrets
+
+import pytest
+
+from mooncake_store import LocalCluster
+from mooncake_store.cli.main import main
+from mooncake_store.client import Client
+from mooncake_store.errors import AuthError, StoreError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return str(tmp_path / "credentials")
+
+
+def told(capsys, *words):
+    assert main(["secret", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def pool(tmp_path, folder, capsys):
+    secret = secrets.token_hex(32)
+    file = tmp_path / "pool.secret"
+    file.write_text(secret)
+    file.chmod(0o600)
+    told(capsys, "make", folder, "first", "--role", "admin")
+    guarded = {"secret_file": str(file), "credentials": folder}
+    with LocalCluster(
+        1, "16MiB", in_process=True, secret=secret.encode(), master=guarded, worker=guarded
+    ) as cluster:
+        yield cluster
+
+
+def put_for_ever(client):
+    while True:
+        client.put(secrets.token_hex(8), b"value")
+
+
+def until_let_in(pool, file):
+    """A client, once servers have looked at the directory again."""
+    while True:
+        try:
+            client = Client(pool.url, secret_file=file)
+            client.exists("x")
+        except AuthError:
+            continue
+        return client
+
+
+def test_what_was_made_is_let_in_and_what_was_taken_back_is_not(pool, folder, tmp_path, capsys):
+    file = str(tmp_path / "alice.secret")
+    assert told(capsys, "make", folder, "alice", "--out", file) == {"file": file}
+    with until_let_in(pool, file) as client:
+        client.put("k", b"value")
+        told(capsys, "revoke", folder, "alice")
+        with pytest.raises(StoreError) as ended:
+            put_for_ever(client)
+        assert isinstance(ended.value, AuthError), ended.value
+    with pytest.raises(AuthError, match="did not prove that it is alice"):
+        Client(pool.url, secret_file=file).exists("k")
+
+
+def test_the_one_before_holds_for_as_long_as_is_said(pool, folder, tmp_path, capsys):
+    before, after = (str(tmp_path / name) for name in ("before", "after"))
+    told(capsys, "make", folder, "alice", "--out", before)
+    told(capsys, "rotate", folder, "alice", "--keep", "1h", "--out", after)
+    for file in (before, after):
+        until_let_in(pool, file).close()
+
+
+def test_the_list_says_what_there_is_and_tells_no_secret(folder, capsys):
+    said = ("--role", "reader", "--namespace", "a", "--for", "1h")
+    made = told(capsys, "make", folder, "batch", *said)
+    assert made["credential"].startswith("mooncake:batch:")
+    told(capsys, "make", folder, "node", "--role", "worker")
+    assert main(["secret", "list", folder]) == 0
+    shown = capsys.readouterr().out
+    assert "batch" in shown
+    assert made["credential"].rpartition(":")[2] not in shown
+    [batch, node] = told(capsys, "list", folder)["credentials"]
+    assert (batch["role"], batch["namespaces"], batch["secrets"]) == ("reader", ["a"], 1)
+    assert batch["until"] > 0
+    assert node == {
+        "principal": "node", "role": "worker", "namespaces": [], "until": None, "secrets": 1,
+    }  # fmt: skip
+
+
+def test_a_file_of_a_credential_is_for_its_user_alone(folder, tmp_path, capsys):
+    file = tmp_path / "alice.secret"
+    told(capsys, "make", folder, "alice", "--out", str(file))
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["make", "{folder}", "a/b"], 3, "cannot name a principal"),
+        (["make", "{folder}", "alice", "--role", "owner"], 2, "reader"),
+        (["make", "{folder}", "alice", "--for", "soon"], 2, "soon"),
+        (["revoke", "{folder}", "alice"], 3, "cannot be read"),
+        (["list", "{folder}"], 3, "secret make"),
+        (["make", "/proc/no", "alice"], 3, "/proc/no"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(folder, capsys, words, code, said):
+    assert main(["secret", *(word.format(folder=folder) for word in words)]) == code
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "Traceback" not in shown
