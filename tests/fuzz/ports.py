@@ -275,7 +275,8 @@ def fuzz(
 def all_places(pool: PoolOfProcesses) -> list[Place]:
     """Those of the pool, and a front that asks for a key of whoever registers engines."""
     name = "front, key"
-    pid, log, port = pool._start(name, "-m", "tests.serving.front.http_program", name, pool.token)
+    key = pool._written("key", pool.token.encode())
+    pid, log, port = pool._start(name, "-m", "tests.serving.front.http_program", name, key)
     return [*pool.places(), Place(name, pid, log, ("127.0.0.1", int(port)), HTTP)]
 
 
