@@ -208,7 +208,10 @@ class ExternalFront:
         if tokens is None:
             return _Prompt(Wanted(Demand(len(raw) // 4), streamed))
         model = body.get("model")
-        known = self._prompts.find(model if isinstance(model, str) else "", tokens)
+        try:
+            known = self._prompts.find(model if isinstance(model, str) else "", tokens)
+        except (ValueError, OverflowError):  # no tokens of any model, as the engine will say
+            return _Prompt(Wanted(Demand(len(raw) // 4), streamed))
         demand = Demand(len(tokens), known.matches, coming=known.coming)
         return _Prompt(Wanted(demand, streamed, True, known.told), known.chain)
 

@@ -37,6 +37,11 @@ SOURCES_MAX = 4096
 SUBSCRIPTIONS_MAX = 256
 """Each has two threads and six descriptors."""
 
+LABEL_CHARS_MAX = 1024
+"""Of each name, address and salt of a registration: all of them are remembered."""
+
+Label = Annotated[str, Meta(max_length=LABEL_CHARS_MAX)]
+Name = Annotated[str, Meta(min_length=1, max_length=LABEL_CHARS_MAX)]
 BlockSize = Annotated[int, Meta(ge=1, le=1 << 16)]
 Rank = Annotated[int, Meta(ge=0, le=1 << 16)]
 
@@ -44,15 +49,15 @@ Rank = Annotated[int, Meta(ge=0, le=1 << 16)]
 class RegisterBody(msgspec.Struct, frozen=True):
     """A body of /register; null says what leaving a field out says."""
 
-    instance_id: Text
-    modelname: Text
+    instance_id: Name
+    modelname: Name
     block_size: BlockSize
-    endpoint: str | None = None
-    replay_endpoint: str | None = None
-    type: str | None = None
-    tenant_id: str | None = None
-    lora_name: str | None = None
-    additionalsalt: str | None = None
+    endpoint: Label | None = None
+    replay_endpoint: Label | None = None
+    type: Label | None = None
+    tenant_id: Label | None = None
+    lora_name: Label | None = None
+    additionalsalt: Label | None = None
     dp_rank: Rank = 0
 
 

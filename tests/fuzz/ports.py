@@ -29,7 +29,7 @@ from mooncake_store.errors import NotFoundError, StoreError
 from tests.fuzz.visits import DataVisits, FramedVisits, HandoverVisits, Visit
 from tests.fuzz.web import WebVisits
 from tests.processes import gone
-from tests.soak.pool_of_processes import DATA, HANDOVER, HTTP, Held, PoolOfProcesses
+from tests.soak.pool_of_processes import DATA, HANDOVER, HTTP, Held, Place, PoolOfProcesses
 from tests.soak.standbys import HERE
 from tests.waiting import PATIENCE_S, until
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mooncake_store import Client
-    from tests.soak.pool_of_processes import Place
 
 FOUND = HERE / "build" / "fuzz"
 KINDS = {HTTP: WebVisits, DATA: DataVisits, HANDOVER: HandoverVisits}
@@ -273,6 +272,14 @@ def fuzz(
     return complaints
 
 
+def all_places(pool: PoolOfProcesses) -> list[Place]:
+    """Those of the pool, and a front that asks for a key of whoever registers engines."""
+    name = "front, key"
+    key = pool._written("key", pool.token.encode())
+    pid, log, port = pool._start(name, "-m", "tests.serving.front.http_program", name, key)
+    return [*pool.places(), Place(name, pid, log, ("127.0.0.1", int(port)), HTTP)]
+
+
 def table(ports: list[Port]) -> None:
     """Print what was seen at each port."""
     print(f"{'port':14}{'cases':>8}{'worst reply':>13}{'visit':>8}  refusals")
@@ -295,7 +302,7 @@ def main() -> int:
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     print(f"ports: seed {seed}, {options.seconds:g} s", flush=True)
     with PoolOfProcesses() as pool:
-        found = fuzz(pool, list(pool.places()), options.seconds, seed, options.only, options.visit)
+        found = fuzz(pool, all_places(pool), options.seconds, seed, options.only, options.visit)
     for each in found:
         print(each)
     print(f"ports: seed {seed}: {'a rule was broken' if found else 'nothing found'}")
