@@ -182,9 +182,10 @@ def names_that_steer(who: Insider, count: int) -> float:
     """Names with control characters, of all that has one, as people list them."""
     pool = "--url", f"mooncake://{who.pool.address}/default", "--secret-file", who.pool.secret_file
     names = [f"{EVIL} {number}" for number in range(count)]
-    with who.wires() as wires, mounted(wires, b"", EVIL), who.pool.client() as client:
-        wires.shard(host=EVIL, namespace=EVIL)
+    with who.wires() as wires, who.pool.client() as client, contextlib.ExitStack() as stack:
         client.put_many(names, [b"x"] * len(names)).check()
+        stack.enter_context(mounted(wires, b"", EVIL))  # later: nothing could be put there
+        wires.shard(host=EVIL, namespace=EVIL)
         for words in ["ls", "-l"], ["status"]:
             with Terminal(*words, *pool, columns=200) as terminal:
                 assert terminal.wait() == 0, terminal.shown
