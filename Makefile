@@ -53,16 +53,18 @@ bench: setup     ## every benchmark, quickly
 docs: setup      ## write anew what is generated: docs/reference, the asyncio client
 	@$(PY) scripts/cli_reference.py
 	@$(PY) scripts/store_reference.py
+	@$(PY) scripts/http_reference.py
 	@$(PY) scripts/async_client.py
 	@$(PY) scripts/wire_promises.py
 
 test-gpu: setup-test ## device memory on a real CUDA device; skips with a reason where none is
 	@$(PY) -m pytest -n 0 -m gpu tests/transfer tests/serving tests/vllm
 
-fuzz: setup      ## hostile bytes for the wire codec, then for every port: SECONDS (1800) in all
+fuzz: setup      ## hostile bytes for the codec and every port, requests of HTTP: SECONDS (1800)
 	@.venv/bin/mooncake warmup
 	@$(PY) -m tests.fuzz.wire --seconds $$(( $(SECONDS) / 6 ))
-	@$(PY) -m tests.fuzz.ports --seconds $$(( $(SECONDS) * 5 / 6 ))
+	@$(PY) -m tests.fuzz.ports --seconds $$(( $(SECONDS) * 4 / 6 ))
+	@$(PY) -m tests.fuzz.described --seconds $$(( $(SECONDS) / 6 ))
 
 crowd: MINUTES := $(if $(filter file,$(origin MINUTES)),5,$(MINUTES))
 crowd: setup     ## one client beside idle, busy and hostile ones, for MINUTES (5)
@@ -70,6 +72,7 @@ crowd: setup     ## one client beside idle, busy and hostile ones, for MINUTES (
 	@$(PY) -m tests.soak.crowd --minutes $(MINUTES)
 
 abuse: setup     ## every port of a running pool, against whoever wants to stop or fill it
+	@.venv/bin/mooncake warmup
 	@$(PY) -m tests.soak.abuse
 
 soak: setup      ## the shard core against its model, 100,000 steps of SEED

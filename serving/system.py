@@ -93,7 +93,7 @@ class SystemSettings:
     segment: str = "1GiB"
     overcommit: bool = False
     admission: str = "forecast"
-    placement: str = "cache-centric"
+    placement: str = "thrifty"
     balancing: float = 1.5
     ttft_s: float = 30.0
     tbt_s: float = 0.5

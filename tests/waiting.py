@@ -16,12 +16,12 @@ machine that is slow and busy with other things."""
 POLL_S = 0.002
 
 
-def until(condition, timeout_s=PATIENCE_S, what=None):
+def until(condition, timeout_s=PATIENCE_S, what=None, poll_s=POLL_S):
     """Return the first true value of `condition()`; fails when there is none in time."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"{what or condition} not within {timeout_s} s"
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
     return value
 
 

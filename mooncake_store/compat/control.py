@@ -21,6 +21,7 @@ import json
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import parse_qs
 
+from mooncake_store.compat.control_api import CHANGES, FIXED, READS, description
 from mooncake_store.compat.drains import DrainRefused, Drains
 from mooncake_store.compat.metrics import metrics, summary
 from mooncake_store.core.records import SegmentState
@@ -31,6 +32,7 @@ from mooncake_store.errors import (
     StoreError,
     UnavailableError,
 )
+from mooncake_store.program.openapi import PATH
 from transfer_engine.rpc.http import JSON, TEXT, HttpReply, HttpRequest, HttpServer
 
 if TYPE_CHECKING:
@@ -72,6 +74,12 @@ _STATES = {
     SegmentState.ABSENT: (0, "UNDEFINED"),
 }
 
+_NO_LEADER = {"leader_address": None, "view_version": None}
+
+
+def _description() -> HttpReply:
+    return _json(description())
+
 
 def _json(content: Any, status: int = 200) -> HttpReply:
     return HttpReply(status, json.dumps(content, separators=(",", ":")).encode(), JSON)
@@ -99,22 +107,13 @@ class Control(HttpServer):
         self._client: AsyncClient | None = None
         self._connecting = asyncio.Lock()
         self._drains = Drains()
+        self._fixed: dict[str, Callable[[], HttpReply]] = {PATH: _description}
+        self._fixed |= {each.path: getattr(self, f"_{each.name}") for each in FIXED}
         self._reads: dict[str, Handler] = {
-            "/metrics": self._metrics,
-            "/metrics/summary": self._summary,
-            "/query_key": self._query_key,
-            "/batch_query_keys": self._query_keys,
-            "/get_all_keys": self._all_keys,
-            "/get_all_segments": self._all_segments,
-            "/get_segments_detail": self._segments_detail,
-            "/query_segment": self._query_segment,
-            "/api/v1/segments/status": self._segment_status,
-            "/api/v1/drain_jobs/query": self._drain_status,
+            each.path: getattr(self, f"_{each.name}") for each in READS
         }
         self._changes: dict[str, Handler] = {
-            "/api/v1/drain_jobs": self._drain,
-            "/api/v1/drain_jobs/cancel": self._cancel_drain,
-            "/api/v1/remove_all": self._remove_all,
+            each.path: getattr(self, f"_{each.name}") for each in CHANGES
         }
         super().__init__(
             host,
@@ -135,9 +134,8 @@ class Control(HttpServer):
     async def answer(self, request: HttpRequest) -> HttpReply:
         """Answer a request."""
         path, _, query = request.target.partition("?")
-        fixed = self._fixed(request.method, path)
-        if fixed is not None:
-            return fixed
+        if request.method == "GET" and path in self._fixed:
+            return self._fixed[path]()
         changing = request.method == "POST"
         handler = (self._changes if changing else self._reads).get(path)
         if handler is None or request.method not in ("GET", "POST"):
@@ -158,22 +156,6 @@ class Control(HttpServer):
             return _refused(error.code)
         except StoreError as error:
             return _refused(error.code, str(error), 503)
-
-    def _fixed(self, method: str, path: str) -> HttpReply | None:
-        """What needs no store to be asked: this master is always the one that serves."""
-        if method != "GET":
-            return None
-        no_leader = {"leader_address": None, "view_version": None}
-        if path == "/health":
-            life = {"status": "ok", "role": "leader", "ha_state": "serving"}
-            return _json({**life, "service_ready": bool(self._master), **no_leader})
-        if path == "/role":
-            return _text("leader")
-        if path == "/ha_status":
-            return _text("serving" if self._master else "starting")
-        if path == "/leader":
-            return _json({"present": False, **no_leader})
-        return None
 
     async def _connected_client(self) -> AsyncClient:
         async with self._connecting:
@@ -200,6 +182,21 @@ class Control(HttpServer):
         """Close the client."""
         if self._client is not None:
             await self._client.close()
+
+    # -- what needs no store to be asked: this master is always the one that serves
+
+    def _health(self) -> HttpReply:
+        life = {"status": "ok", "role": "leader", "ha_state": "serving"}
+        return _json({**life, "service_ready": bool(self._master), **_NO_LEADER})
+
+    def _role(self) -> HttpReply:
+        return _text("leader")
+
+    def _ha_status(self) -> HttpReply:
+        return _text("serving" if self._master else "starting")
+
+    def _leader(self) -> HttpReply:
+        return _json({"present": False, **_NO_LEADER})
 
     # -- figures
 

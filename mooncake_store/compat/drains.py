@@ -124,7 +124,7 @@ class Wish(msgspec.Struct, frozen=True):
 
     segments: Annotated[list[str], msgspec.Meta(min_length=1, max_length=SEGMENTS_MAX)]
     target_segments: Annotated[list[str], msgspec.Meta(max_length=SEGMENTS_MAX)] | None = None
-    max_concurrency: object = 4
+    max_concurrency: Any = 4
 
 
 def _wish(body: bytes) -> tuple[list[str], list[str]]:

@@ -25,7 +25,7 @@ from mooncake_store.compat.values import (
     TaskType,
 )
 from mooncake_store.core.records import SegmentState, Status
-from mooncake_store.errors import NotFoundError, StoreError
+from mooncake_store.errors import NotFoundError, OverloadedError, StoreError
 from mooncake_store.wire.cluster import SEGMENTS, SegmentsRequest
 from mooncake_store.wire.shard import SUBMIT_TASK, TASK, SubmitTask, TaskRequest
 
@@ -123,6 +123,9 @@ class PlacementCalls(Base):
             request = SubmitTask(int(kind), digest, tuple(numbers[name] for name in targets), start)
             shard = client._core.shard_of(digest)
             reply = self._ask(shard, SUBMIT_TASK, request)
+        except OverloadedError as error:
+            self._failed("create task", error)
+            return _NO_TASK, int(Status.TASK_LIMIT)
         except StoreError as error:
             return _NO_TASK, self._failed("create task", error)
         if reply.status:

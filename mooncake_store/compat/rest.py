@@ -9,7 +9,8 @@ as the same user (`program.token_file`), since the store may do more than any pr
 should. With `insecure` none is asked for, as the original asks for none. Bodies and keys are
 bounded, and the only files it lends are those of /dev/shm. Calls of the store run in threads, so
 that a slow one does not hold up the others. What a call answers is what the original answers, but
-that a key which is not there, or is being read, has a status of its own where it is removed.
+that where an object is put or removed it has a status of its own that there is none, that it is
+being read, and that it could be none.
 Needs `aiohttp`.
 """
 
@@ -22,7 +23,7 @@ import logging
 import signal
 from functools import wraps
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -34,6 +35,16 @@ except ModuleNotFoundError as error:
     ) from None
 
 from mooncake_store.compat.config import MooncakeConfig
+from mooncake_store.compat.rest_api import (
+    API,
+    KEYS,
+    Grace,
+    Mode,
+    Mount,
+    MountFile,
+    Put,
+    Unmount,
+)
 from mooncake_store.compat.store import MooncakeDistributedStore
 from mooncake_store.endpoint import is_loopback
 from mooncake_store.errors import ConfigError
@@ -55,9 +66,10 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 100 << 20
-GRACE_S_MAX = 3600
 RETRY_S = 1.0
 _NO_SEGMENTS = "Missing segment_ids, or invalid grace_period_seconds"
+_STATUS = {-600: 400, -704: 404, -706: 409}
+"""What is answered where an object is put or removed, by the number of the call; 500 else."""
 _SHARED_MEMORY = PurePosixPath("/dev/shm")
 _IN_SETUP = {"device_name": "rdma_devices", "master_server_address": "master_server_addr"}
 """What `setup` calls settings that a configuration calls otherwise."""
@@ -94,55 +106,6 @@ def _answered(method: Method) -> Method:
             return _answer(500, error=str(error))
 
     return handler
-
-
-class Put(msgspec.Struct, frozen=True):
-    """A text to be stored."""
-
-    key: Annotated[str, msgspec.Meta(min_length=1)]
-    value: str
-
-
-class Mount(msgspec.Struct, frozen=True):
-    """Memory to be lent."""
-
-    size: Annotated[int, msgspec.Meta(ge=1)]
-    protocol: str | None = None
-    location: str = ""
-
-
-class MountFile(Mount, frozen=True):
-    """A file of shared memory to be lent, by name or by path."""
-
-    name: str = ""
-    path: str = ""
-    offset: Annotated[int, msgspec.Meta(ge=0)] = 0
-
-
-class Grace(msgspec.Struct, frozen=True):
-    """How long objects may be moved away from what is taken back."""
-
-    grace_period_seconds: Annotated[int, msgspec.Meta(ge=0, le=GRACE_S_MAX)] = 0
-
-
-class Unmount(Grace, frozen=True, kw_only=True):
-    """Memory to be taken back: one segment, or several."""
-
-    segment_ids: (
-        Annotated[list[str], msgspec.Meta(min_length=1)]
-        | Annotated[str, msgspec.Meta(min_length=1)]
-    )
-
-    @property
-    def names(self) -> list[str]:
-        """The segments."""
-        return [self.segment_ids] if isinstance(self.segment_ids, str) else self.segment_ids
-
-
-class Mode(msgspec.Struct, frozen=True):
-    """What a store is to be from now on."""
-
-    mode: str = ""
 
 
 async def _read(request: web.Request, kind: type[T], refusal: str) -> T:
@@ -233,25 +196,13 @@ class MooncakeStoreService:
 
     def application(self, shell: Shell) -> web.Application:
         """The routes behind a shell."""
-        routes = [
-            web.put("/api/put", self.handle_put),
-            web.get("/api/get/{key:.+}", self.handle_get),
-            web.get("/api/exist/{key:.+}", self.handle_exist),
-            web.delete("/api/remove/{key:.+}", self.handle_remove),
-            web.delete("/api/remove_all", self.handle_remove_all),
-            web.post("/api/mount", self.handle_mount),
-            web.post("/api/unmount", self.handle_unmount),
-            web.post("/api/mount_shm", self.handle_mount_shm),
-            web.post("/api/unmount_shm", self.handle_unmount_shm),
-            web.post("/api/unmount_local_disk", self.handle_unmount_local_disk),
-            web.post("/api/reconfigure", self.handle_reconfigure),
-        ]
         return shelled(
             shell,
-            routes,
+            API,
+            {each.name: getattr(self, f"handle_{each.name}") for each in API.operations},
             refusal=lambda status, message, _code: _answer(status, error=message),
             bytes_max=BODY_BYTES_MAX,
-            keys=("/api/get/", "/api/exist/", "/api/remove/"),
+            keys=KEYS,
         )
 
     async def start_http_service(
@@ -307,8 +258,9 @@ class MooncakeStoreService:
     async def handle_put(self, request: web.Request) -> web.Response:
         """Store a text."""
         body = await _read(request, Put, "Missing key or value")
-        if await asyncio.to_thread(self._open.put, body.key, body.value.encode()) != 0:
-            return _answer(500, error="PUT operation failed")
+        number = await asyncio.to_thread(self._open.put, body.key, body.value.encode())
+        if number != 0:
+            return _answer(_STATUS.get(number, 500), error="PUT operation failed")
         return _answer(200, status="success")
 
     @_answered
@@ -340,8 +292,7 @@ class MooncakeStoreService:
         number = await asyncio.to_thread(self._open.remove, request.match_info["key"])
         if number == 0:
             return _answer(200, status="success")
-        status = 404 if number == -704 else 409 if number == -706 else 500
-        return _answer(status, error="Remove operation failed")
+        return _answer(_STATUS.get(number, 500), error="Remove operation failed")
 
     @_answered
     async def handle_remove_all(self, _request: web.Request) -> web.Response:

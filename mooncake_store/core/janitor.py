@@ -87,7 +87,7 @@ class Janitor:
         self._cursor = 0
         self._sweeping: set[int] = set()  # segments gone before the running sweep began
         self._closed_before: set[int] = set()
-        self._writers = False  # a client was closed since the running sweep began
+        self._writers = False  # rows may name a client that was closed
         self.held = HeldBytes(state)
         self._jobs: dict[int, DrainJob] = {}
         self._running: dict[int, DrainJob] = {}  # segment -> its job
@@ -125,10 +125,15 @@ class Janitor:
         state.fresh.add(fresh[outcome == LATER])
         state.hauls.promote(state.risers.take(HAULED_PER_STEP), hot=True)
 
-    def client_closed(self) -> None:
-        """Note that unfinished puts of a closed client wait for the sweep."""
-        self._cursor, self._writers = 0, True
-        self._sweep(SWEEP_ROWS_URGENT)
+    def clients_closed(self) -> None:
+        """Note that unfinished puts of closed clients wait for the sweep.
+
+        One that runs is not begun anew: where clients come and go all the time none would ever end,
+        and so nothing be given back: late puts, dead segments, the numbers of these clients.
+        """
+        self._writers = True
+        if self._cursor == 0:
+            self._sweep(SWEEP_ROWS_URGENT)
 
     def end_segment(self, segment: Segment) -> None:
         """Hide a segment's replicas at once; the sweep forgets them."""
@@ -140,8 +145,8 @@ class Janitor:
         job = self._running.get(segment.index)
         if job is not None:
             self._end(job, DrainState.FAILED, "the segment was unmounted")
-        self._cursor, self._sweeping = 0, set()
-        self._sweep(SWEEP_ROWS_URGENT)
+        if self._cursor == 0:
+            self._sweep(SWEEP_ROWS_URGENT)
 
     def _sweep(self, rows: int) -> None:
         """Look at the next rows."""
@@ -161,7 +166,7 @@ class Janitor:
         if self._cursor == 0:
             if self._writers:
                 state.closed[list(self._closed_before)] = 0  # no row names them any more
-            self._writers = False
+                self._writers = bool(state.closed[1:].any())
             for index in self._sweeping:
                 segment = state.space.get(index)
                 if segment is not None and segment.state == SegmentState.GONE:
@@ -275,6 +280,7 @@ class Janitor:
 
     def _end(self, job: DrainJob, outcome: DrainState, message: str) -> None:
         job.state, job.message = outcome, message
+        job.failures.clear()  # one for each object, perhaps
         del self._running[job.segment]
 
     def _stop(self, job: DrainJob, outcome: DrainState, message: str) -> None:

@@ -73,7 +73,7 @@ class Repair:
             self._looking, self._cursor, self._due = True, 0, NEVER
         self._collect()
         # The other half of all tasks is for those that are asked for.
-        free = max(1, state.config.tasks_max // 2) - self._tasks.count()
+        free = max(1, state.config.tasks_max // 2) - self._tasks.count_own()
         allowed = min(SUBMITTED_PER_STEP, copies_max - len(self._copies), free)
         if allowed <= 0:
             return

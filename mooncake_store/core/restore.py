@@ -499,4 +499,4 @@ class _Rebuild:
         if unknown:
             shard.closed[unknown] = 1
             shard.handles_used = max(shard.handles_used, *unknown)
-            shard.janitor.client_closed()
+            shard.janitor.clients_closed()

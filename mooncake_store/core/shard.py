@@ -50,6 +50,9 @@ __all__ = ["Shard"]
 
 Digests = NDArray[np.uint64]
 
+HANDLES_LEAST = 1024
+"""So many clients come, at least, before the handle of one that is gone is another's."""
+
 
 class Shard(ShardState):
     """The operations of one shard: each takes the time, and answers key by key."""
@@ -139,6 +142,12 @@ class Shard(ShardState):
         return handle
 
     def _free_handle(self) -> int:
+        """Return the next one in turn that no row names; the turn is as long as clients are many.
+
+        What is looked at for each number there was, in every sweep, is so for no more than these.
+        """
+        if self.handle >= min(CLIENTS_MAX, max(HANDLES_LEAST, 4 * len(self.client_by_handle))):
+            self.handle = 0
         for _ in range(CLIENTS_MAX):
             self.handle = (self.handle + 1) % CLIENTS_MAX
             if self.handle not in self.client_by_handle and not self.closed[self.handle]:
@@ -149,16 +158,25 @@ class Shard(ShardState):
     @operation
     def close_client(self, client: int, fenced: bool = False) -> None:
         """End a client: its unfinished puts are given up, its segments stay."""
-        known = self.client_by_handle.pop(client, None)
-        if known is None:
-            return
-        self.journal.tell(ClosedFact(client, known.uuid))
-        if self.clients.get(known.uuid) is known:
-            del self.clients[known.uuid]
-        self.closed[client] = 2 if fenced else 1
-        self.tasks.expire()
-        self.hauls.expire()  # before the handle is another's
-        self.janitor.client_closed()
+        self._close([client], 2 if fenced else 1)
+
+    @operation
+    def close_clients(self, clients: list[int]) -> None:
+        """End several clients, which takes hardly longer than to end one."""
+        self._close(clients, 1)
+
+    def _close(self, clients: list[int], how: int) -> None:
+        there = [client for client in clients if client in self.client_by_handle]
+        for client in there:
+            known = self.client_by_handle.pop(client)
+            self.journal.tell(ClosedFact(client, known.uuid))
+            if self.clients.get(known.uuid) is known:
+                del self.clients[known.uuid]
+            self.closed[client] = how
+        if there:
+            self.tasks.expire()
+            self.hauls.expire()  # before the handle is another's
+            self.janitor.clients_closed()
 
     # Segments.
 
@@ -265,13 +283,18 @@ class Shard(ShardState):
 
     @operation
     def submit_task(
-        self, kind: TaskKind, digest: Digests, targets: list[int], source: int | None = None
+        self,
+        kind: TaskKind,
+        digest: Digests,
+        targets: list[int],
+        source: int | None = None,
+        client: int = 0,
     ) -> tuple[Status, int]:
         """Queue a copy or a move for the owner of the source: (status, task number).
 
-        A copy has one target or more, a move exactly one.
+        A copy has one target or more, a move exactly one. A client may ask for a part of them.
         """
-        return self.tasks.submit(kind, digest, source, targets)
+        return self.tasks.submit(kind, digest, source, targets, client)
 
     @operation
     def fetch_tasks(self, client: int, limit: int = 16) -> list[Task]:

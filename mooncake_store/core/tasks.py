@@ -3,11 +3,14 @@
 A running task flags its object, so nothing removes, evicts or overwrites it meanwhile. The new
 replicas exist from the start but are not readable until the task ends well. A task whose worker
 goes silent times out; its space is quarantined as a late writer's.
+
+How many there may be has parts: half are for what clients ask for, of which one client has a
+quarter at most; the rest is for what a shard does by itself, repairs and drains.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -34,9 +37,11 @@ if TYPE_CHECKING:
 
     from mooncake_store.core.segment import Segment
 
-__all__ = ["Task", "TaskKind", "TaskState", "Tasks"]
+__all__ = ["Asked", "Task", "TaskKind", "TaskState", "Tasks"]
 
 FINISHED_KEPT = 4096
+ASKED_SHARE, SHARE_OF_ONE = 2, 8
+"""Of all tasks that there may be: one in so many may be asked for, and so by one client."""
 
 
 class TaskKind(IntEnum):
@@ -73,7 +78,23 @@ class Task:
     message: str = ""
     repair: bool = False
     """Whether it makes a missing replica anew: while one is missing, in spare room and quota."""
+    asker: bytes = b""
+    """The uuid of the client that asked for it; none for what the shard does by itself."""
     replicas: NDArray[Any] = field(default_factory=lambda: np.empty(0, REPLICA))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How many of the tasks that have not ended were asked for, and by whom."""
+
+    total: int
+    most: int
+    """There may be."""
+    mine: int
+    most_of_one: int
+    host: str
+    """Where the client is that asked for most, and for how many."""
+    of_host: int
 
 
 class Tasks:
@@ -84,6 +105,8 @@ class Tasks:
         self._tasks: dict[int, Task] = {}
         self._open: dict[int, Task] = {}
         self._finished: deque[int] = deque()
+        self._asked: Counter[bytes] = Counter()  # unfinished ones, by who asked
+        self._asked_for = 0
         self._last = 0
 
     def get(self, number: int) -> Task | None:
@@ -98,17 +121,44 @@ class Tasks:
         """Return how many tasks are pending or running."""
         return len(self._open)
 
+    def count_own(self) -> int:
+        """Return how many of these nobody asked for."""
+        return len(self._open) - self._asked_for
+
+    def asked(self, client: int) -> Asked:
+        """Return how many were asked for, in all and by a client. O(clients that did)."""
+        known, most = self._state.clients, self._state.config.tasks_max
+        uuid, count = max(self._asked.items(), key=lambda each: each[1], default=(b"", 0))
+        return Asked(
+            self._asked_for,
+            max(1, most // ASKED_SHARE),
+            self._asked[self._asker(client)],
+            max(1, most // SHARE_OF_ONE),
+            known[uuid].host if uuid in known else "a host that left",
+            count,
+        )
+
+    def _asker(self, client: int) -> bytes:
+        known = self._state.client_by_handle.get(client)
+        return b"" if known is None else known.uuid
+
     def submit(
-        self, kind: TaskKind, digest: NDArray[np.uint64], source: int | None, targets: list[int]
+        self,
+        kind: TaskKind,
+        digest: NDArray[np.uint64],
+        source: int | None,
+        targets: list[int],
+        client: int = 0,
     ) -> tuple[Status, int]:
         """Queue a task for the owner of the source replica; it starts when that fetches it.
 
-        A copy to where copies lie already is done at once.
+        A copy to where copies lie already is done at once. `client` is who asks for it.
         """
+        asker = self._asker(client)
         targets = list(dict.fromkeys(targets))
         status, row, chosen = self._check(digest, source, targets)
         if status == Status.REPLICA_ALREADY_EXISTS and kind == TaskKind.COPY:
-            status, number = self._new(kind, row, targets[0], targets, 0)
+            status, number = self._new(kind, row, targets[0], targets, 0, asker)
             if status == Status.OK:
                 self._close(self._tasks[number], TaskState.SUCCESS, "it lies there already")
             return status, number
@@ -116,7 +166,7 @@ class Tasks:
             return status, 0
         segment = self._state.space.get(chosen)
         assert segment is not None
-        return self._new(kind, row, chosen, targets, segment.owner)
+        return self._new(kind, row, chosen, targets, segment.owner, asker)
 
     def repair(self, row: int, source: int, target: int) -> tuple[Status, int]:
         """Queue a copy that makes a missing replica anew, of an object that may be copied now."""
@@ -248,14 +298,27 @@ class Tasks:
         source: int,
         targets: list[int],
         worker: int,
+        asker: bytes = b"",
     ) -> tuple[Status, int]:
-        if len(self._open) >= self._state.config.tasks_max:
+        if len(self._open) >= self._state.config.tasks_max or not self._may_ask(asker):
             return Status.TASK_LIMIT, 0
         self._last += 1
         now, digest = self._state.now, self._state.digests(np.array([row]))[0]
         task = Task(self._last, kind, digest, source, tuple(targets), worker, now, now, row)
         self._tasks[task.number] = self._open[task.number] = task
+        if asker:
+            task.asker = asker
+            self._asked[asker] += 1
+            self._asked_for += 1
         return Status.OK, task.number
+
+    def _may_ask(self, asker: bytes) -> bool:
+        """Whether one more may be asked for, by this client."""
+        most = self._state.config.tasks_max
+        return not asker or (
+            self._asked_for < max(1, most // ASKED_SHARE)
+            and self._asked[asker] < max(1, most // SHARE_OF_ONE)
+        )
 
     def _begin(self, task: Task) -> Status:
         """Allocate the target replicas and flag the object."""
@@ -347,6 +410,11 @@ class Tasks:
     def _close(self, task: Task, outcome: TaskState, message: str) -> None:
         task.state, task.message, task.updated_ns = outcome, message, self._state.now
         del self._open[task.number]
+        if task.asker:
+            self._asked_for -= 1
+            self._asked[task.asker] -= 1
+            if not self._asked[task.asker]:
+                del self._asked[task.asker]
         self._finished.append(task.number)
         if len(self._finished) > FINISHED_KEPT:
             del self._tasks[self._finished.popleft()]

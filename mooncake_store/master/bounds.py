@@ -9,13 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from transfer_engine.errors import InvalidArgumentError
+from transfer_engine.errors import InvalidArgumentError, OverloadedError
 
 if TYPE_CHECKING:
     from mooncake_store.wire.cluster import Mount
 
 __all__ = [
+    "ADDRESSES_OF_STANDBYS_MAX",
+    "CLIENTS_MAX",
+    "CLIENTS_OF_ADDRESS_MAX",
     "GROUP_BYTES_MAX",
+    "IDLE_WORKERS_MAX",
+    "LABEL_CHARS_MAX",
+    "MESSAGE_CHARS_MAX",
     "NEW_NAMESPACES_OF_READERS_MAX",
     "SEGMENTS_OF_WORKER_MAX",
     "Places",
@@ -25,9 +31,20 @@ __all__ = [
 
 LABEL_CHARS_MAX = 255
 """Of a host or a namespace."""
+CLIENTS_MAX = 32_768
+"""Clients that a shard knows: half of the numbers that its core has for them, because the numbers
+of those who left are free only after a sweep."""
+CLIENTS_OF_ADDRESS_MAX = 4096
+"""Clients of one address, from which on those of it that are not connected leave for others of it.
+More can be connected at a time."""
 GROUP_BYTES_MAX = 1024
+MESSAGE_CHARS_MAX = 500
+"""Of what a worker says about a task that failed."""
 SEGMENTS_AT_ONCE_MAX = 256
 SEGMENTS_OF_WORKER_MAX = 1024
+IDLE_WORKERS_MAX = 1024
+"""Workers that lend nothing, which a master remembers until they are silent for long."""
+ADDRESSES_OF_STANDBYS_MAX = 256
 NEW_NAMESPACES_OF_READERS_MAX = 1024
 """Namespaces that a shard has heard of from readers alone, who can put nothing there."""
 
@@ -41,14 +58,25 @@ def check_label(what: str, text: str) -> None:
         )
 
 
-def check_mount(request: Mount) -> None:
-    """Refuse a worker that says more of itself than it needs to."""
+def check_mount(request: Mount, idle_of: Counter[str] | None = None) -> None:
+    """Refuse a worker that says more of itself than it needs to, or one more that lends nothing.
+
+    `idle_of` counts those that lend nothing, by host, where it would be one more of them.
+    """
     check_label("host", request.host)
     if len(request.segments) > SEGMENTS_AT_ONCE_MAX:
         raise InvalidArgumentError(
             f"worker {request.name} mounts {len(request.segments)} segments, at most "
             f"{SEGMENTS_AT_ONCE_MAX} can be at once",
             advice="lend fewer and larger ones",
+        )
+    if idle_of is not None and not request.segments and idle_of.total() >= IDLE_WORKERS_MAX:
+        host, count = idle_of.most_common(1)[0]
+        raise OverloadedError(
+            f"{idle_of.total()} workers lend nothing, as many as are remembered; {count} of them "
+            f"are on {host}",
+            operation="mount",
+            advice="end some there, or lend a segment",
         )
 
 

@@ -25,8 +25,8 @@ from mooncake_store.master.state_directory import AUTO
 from mooncake_store.program import kernels
 from mooncake_store.wire.shard import REMOVE, SHARD
 from transfer_engine.errors import NoSpaceError
+from transfer_engine.rpc.limits import ServerLimits
 from transfer_engine.rpc.server import Server
-from transfer_engine.rpc.serving import ServerLimits
 from transfer_engine.rpc.spinning import BRIEF_BYTES_MAX
 from transfer_engine.wire.frame import frame_bytes
 from transfer_engine.wire.handshake import Identity

@@ -276,10 +276,10 @@ class Cluster:
     async def _mount(self, request: wire.Mount) -> wire.Mounted:
         if not well_named(request.uuid, request.name):
             return _refused(request, Status.INVALID_PARAMS)
-        check_mount(request)
         workers = self._roster.workers
         async with self.lock:
             worker = workers.get(request.uuid)
+            check_mount(request, self._roster.idle() if worker is None else None)
             if worker is not None and worker.epoch > request.epoch:
                 return _refused(request, Status.ILLEGAL_CLIENT)
             if request.disowned:

@@ -9,21 +9,24 @@ import numpy as np
 from mooncake_store.core.records import Status
 from mooncake_store.core.tasks import TaskKind
 from mooncake_store.master.answers import Answer, answers
+from mooncake_store.master.bounds import MESSAGE_CHARS_MAX
 from mooncake_store.master.words import digest_of
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire import shard as wire
-from transfer_engine.errors import InvalidArgumentError
+from transfer_engine.errors import InvalidArgumentError, OverloadedError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from mooncake_store.core.tasks import Task
+    from mooncake_store.core.tasks import Asked, Task
     from mooncake_store.master.clients import Peer
     from mooncake_store.master.site import Site
 
 __all__ = ["Copying"]
 
 TASKS_PER_FETCH = 256
+TASKS_RETRY_S = 0.5
+"""Workers ask for tasks several times in it."""
 HAULS_PER_FETCH = wire.BATCH_MAX // wire.HAUL_OBJECTS_MAX
 
 
@@ -39,6 +42,21 @@ _NO_HAULS: dict[str, Any] = {
         ("checksum", np.uint64), ("namespace", np.int32),
     )
 } | {"namespaces": []}  # fmt: skip
+
+
+def _too_many(asked: Asked) -> OverloadedError:
+    """Say whose copies and moves are too many."""
+    if asked.mine >= asked.most_of_one:
+        what = f"{asked.mine} copies and moves that this client asked for have not ended, at most "
+        what += f"{asked.most_of_one} of one client may wait"
+    else:
+        what = f"{asked.total} copies and moves that clients asked for have not ended, at most "
+        what += f"{asked.most} may wait; a client at {asked.host} asked for {asked.of_host}"
+    refusal = OverloadedError(
+        what, operation=wire.SUBMIT_TASK.name, advice="ask again when some of them have ended"
+    )
+    refusal.retry_after_s = TASKS_RETRY_S
+    return refusal
 
 
 class Copying:
@@ -57,7 +75,11 @@ class Copying:
         kind = TaskKind(request.kind) if request.kind in (0, 1) else None
         if kind is None or not targets or (kind == TaskKind.MOVE and len(targets) > 1):
             raise InvalidArgumentError("a copy (0) has targets, a move (1) has exactly one")
-        status, number = self._shard.submit_task(self._now(), kind, digest, targets, source)
+        status, number = self._shard.submit_task(
+            self._now(), kind, digest, targets, source, peer.handle
+        )
+        if status == Status.TASK_LIMIT:
+            raise _too_many(self._shard.tasks.asked(peer.handle))
         return wire.TaskReply(int(status), number) if status else self._described(number)
 
     @answers(wire.TASK)
@@ -112,7 +134,11 @@ class Copying:
     def finish_task(self, peer: Peer, request: Any) -> Answer:
         """End a task of the asking worker."""
         status = self._shard.finish_task(
-            self._now(), peer.handle, request.number, request.ok, request.message
+            self._now(),
+            peer.handle,
+            request.number,
+            request.ok,
+            request.message[:MESSAGE_CHARS_MAX],
         )
         return wire.TaskOutcome(int(status))
 

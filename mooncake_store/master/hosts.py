@@ -208,7 +208,7 @@ class Hosts:
     async def _meet(self, request: Join) -> Host:
         former = self._by_number.get(request.number)
         if former is None and len(self._by_number) >= HOSTS_MAX:
-            raise ConfigError(f"a pool has {HOSTS_MAX} hosts for its shards at most")
+            await self._forget_silent()
         if former is not None and former.granted_until > time.monotonic():
             raise UnavailableError(
                 f"host {request.number:016x} was at {former.address} a moment ago",
@@ -222,6 +222,26 @@ class Hosts:
             await former.client.close()
         log.info("host %016x at %s joined", request.number, request.address)
         return host
+
+    async def _forget_silent(self) -> None:
+        """Forget the host that is silent for longest, of those that lead nothing and are.
+
+        Raises ConfigError where there is none: all are there, or have to come back.
+        """
+        silent = [
+            host
+            for host in self._by_number.values()
+            if host.granted_until < time.monotonic() and not self._seats.owned_by(host.number)
+        ]
+        if not silent:
+            raise ConfigError(
+                f"a pool has {HOSTS_MAX} hosts for its shards at most, and so many have joined",
+                advice="see `mooncake shard list`, and end one that leads nothing",
+            )
+        host = min(silent, key=lambda each: each.heard)
+        log.info("host %016x at %s is forgotten: it is silent", host.number, host.address)
+        del self._by_number[host.number]
+        await host.client.close()
 
     def _grant(self, host: Host) -> int:
         # No longer than this master leads: in place of another one it gives no orders either.

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from mooncake_store.credentials import Gate
     from mooncake_store.master.doors import Door
     from transfer_engine.rpc.address import Address
-    from transfer_engine.rpc.serving import Connection, ServerLimits
+    from transfer_engine.rpc.limits import ServerLimits
+    from transfer_engine.rpc.serving import Connection
     from transfer_engine.wire.frame import Frame
 
 __all__ = ["LivenessTimes", "Liveness"]

@@ -8,6 +8,7 @@ any more. O(1), but for what goes over all segments and says so.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -137,6 +138,11 @@ class Roster:
         del self._by_uuid[segment.spec.uuid]
         segment.worker.numbers.discard(number)
         self.leaving.add(number)
+
+    def idle(self) -> Counter[str]:
+        """Count the workers that lend nothing and are not gone, by host. O(workers)."""
+        workers = self.workers.values()
+        return Counter(w.host for w in workers if not w.numbers and w.state != "gone")
 
     def drop_old_workers(self) -> None:
         """Forget the oldest of those that are gone, where there are many. O(workers)."""

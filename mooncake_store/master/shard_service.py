@@ -156,7 +156,8 @@ class ShardService:
         namespace, rights = request.namespace or "default", connection.session.rights
         rights.check_namespace(namespace, wire.OPEN.name)
         tenant = self._tenant(namespace, connection.session.read_only)
-        run = site.clients.enroll(site.now(), request.uuid, request.epoch, request.host)
+        address = connection.peer.rpartition(":")[0]
+        run = site.clients.enroll(site.now(), request.uuid, request.epoch, request.host, address)
         site.clients.connect(run, connection)
         connection.context = Peer(run.handle, tenant, bool(rights.namespaces), rights.who)
         connection.on_close(

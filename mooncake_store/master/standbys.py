@@ -31,6 +31,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mooncake_store.master.all_shards import AllShards
+from mooncake_store.master.bounds import ADDRESSES_OF_STANDBYS_MAX, check_label
 from mooncake_store.master.counting import Counted, Term
 from mooncake_store.program.logs import StateLog
 from mooncake_store.wire.standby import (
@@ -122,13 +123,17 @@ class Standbys:
 
     def met(self, connection: Connection, number: int, address: str) -> None:
         """Note where a standby listens, as this host reaches it; all that say no number are one."""
+        check_label("address", address)
         try:
             said = Address.parse(address)
             if said.host in _ANYWHERE:
                 said = Address(Address.parse(connection.peer).host, said.port)
         except ConfigError:
             return
+        self._addresses.pop(number, None)
         self._addresses[number] = str(said)
+        if len(self._addresses) > ADDRESSES_OF_STANDBYS_MAX:  # those that follow say it often
+            del self._addresses[next(iter(self._addresses))]
 
     # -- who is waited for
 

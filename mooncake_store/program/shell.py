@@ -1,13 +1,14 @@
 """What every request passes before a page of ours sees it. Needs `aiohttp`.
 
     shell = Shell(host="127.0.0.1", token=token)
-    application = shelled(shell, routes, refusal=answer, bytes_max=1 << 20)
+    application = shelled(shell, API, handlers, refusal=answer, bytes_max=1 << 20)
 
 One shell for all applications: who asks (a token, compared in constant time, and another one for
 what only administrators may do), through whom (`transfer_engine.rpc.http_checks`: a page of a
 browser has to be our own), what (a path in one way of writing it, a body in JSON, uncompressed and
 bounded). What has no route is not there. Preflights are not answered, so what a page of a stranger
-could send is what browsers send unasked: no JSON, no header of its own, and an Origin.
+could send is what browsers send unasked: no JSON, no header of its own, and an Origin. What can be
+asked is a table (`program.openapi`), which is served too, as a description.
 
 Host is looked at where requests need no token. Where they do, those who have it may call the server
 as their network does: a page that got here by a name of its own has no token, and no browser adds
@@ -19,20 +20,27 @@ It keeps nothing; a check is O(length of the head). Time for head and body is `p
 from __future__ import annotations
 
 import hmac
+import json
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aiohttp import web
 
 from mooncake_store.errors import ConfigError
+from mooncake_store.program.openapi import PATH, Answer, openapi
 from transfer_engine.rpc.address import is_loopback
 from transfer_engine.rpc.http_checks import host_in, is_own_host, is_own_origin, is_plain_path
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
-__all__ = ["Shell", "shelled"]
+    from mooncake_store.program.openapi import Api, Operation
+
+    Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+__all__ = ["Shell", "described", "shelled"]
 
 _SAFE = ("GET", "HEAD")
 _SHOWN = 100
@@ -80,37 +88,75 @@ class _Refused(Exception):
         self.code = code
 
 
+def described(api: Api, shell: Shell, keys: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The description of what an API is behind a shell."""
+
+    def refusals(operation: Operation) -> Iterator[Answer]:
+        def answer(status: int, what: str) -> Answer:
+            return Answer(status, what, api.error)
+
+        if "{" in operation.path and not operation.path.startswith(keys):
+            yield answer(400, "the path can be read in several ways")
+        if operation.access == "admin":
+            yield answer(401, "the token of administrators is missing")
+        elif shell.token and operation.access == "token":
+            yield answer(401, "the token is missing")
+        if not (shell.token and operation.method in _SAFE):
+            yield answer(403, "asked by a page of another origin")
+        if not shell.token:
+            yield answer(421, "the Host is no name of this server")
+        yield answer(415, "the body is compressed, or no JSON by what its type says")
+        if operation.body is not None:
+            yield answer(413, "the body is too large")
+
+    return openapi(api, secured=bool(shell.token), further=refusals)
+
+
 def shelled(
     shell: Shell,
-    routes: Iterable[web.AbstractRouteDef],
+    api: Api,
+    handlers: Mapping[str, Handler],
     *,
-    refusal: Callable[[int, str, str], web.Response],
+    refusal: Callable[[int, str, str | None], web.Response],
     bytes_max: int,
-    public: Collection[str] = (),
-    admin: Collection[str] = (),
     keys: tuple[str, ...] = (),
     inner: Sequence[Any] = (),
 ) -> web.Application:
-    """Return an application of these routes behind a shell.
+    """Return an application of these operations, each with its handler, behind a shell.
 
-    `refusal(status, message, code)` is how it says no. Paths of `public` need no token, those of
-    `admin` need the administrators'. What follows one of `keys` in a path is a key and no path, so
-    anything may. Middlewares of `inner` come behind the shell.
+    `refusal(status, message, code)` is how it says no. Operations whose access is public need no
+    token, those of administrators need theirs. What follows one of `keys` in a path is a key and no
+    path, so anything may. Middlewares of `inner` come behind the shell.
     """
-    checks = _Checks(shell, frozenset(public), frozenset(admin), keys)
+    paths = {
+        access: frozenset(each.plain_path for each in api.whole if each.access == access)
+        for access in ("public", "admin")
+    }
+    checks = _Checks(shell, paths["public"], paths["admin"], keys)
+    description = json.dumps(described(api, shell, keys), indent=1)
+
+    async def describe(_: web.Request) -> web.Response:
+        return web.Response(text=description, content_type="application/json")
 
     @web.middleware
-    async def checked(
-        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             checks.check(request)
+            return await handler(request)
         except _Refused as refused:
             return refusal(refused.status, refused.message, refused.code)
-        return await handler(request)
+        except web.HTTPException as error:
+            response = refusal(error.status, error.reason, None)
+            if "Allow" in error.headers:
+                response.headers["Allow"] = error.headers["Allow"]
+            return response
 
     application = web.Application(client_max_size=bytes_max, middlewares=[checked, *inner])
-    application.add_routes(routes)
+    for each in api.operations:
+        # Whoever may GET may also ask for the HEAD of it.
+        route = web.get if each.method == "GET" else partial(web.route, each.method)
+        application.add_routes([route(each.path, handlers[each.handler or each.name])])
+    application.router.add_get(PATH, describe)
     application.on_response_prepare.append(_as_it_is_called)
     return application
 

@@ -54,12 +54,14 @@ OPTIONS = {
         "forecast", "Whom to refuse under load: forecast, load, at-decode or module:Class."
     ),
     "placement": _option(
-        "cache-centric",
-        "Who computes a prompt: cache-centric, considerate, local-cache, least-loaded, random, "
-        "round-robin, or module:Class of your own.",
+        "thrifty",
+        "Who computes a prompt: thrifty, cache-centric, considerate, local-cache, least-loaded, "
+        "random, round-robin, or module:Class of your own.",
     ),
     "balancing": _option(
-        1.5, "Pull a prefix that is so many times longer than the worker's own, or more."
+        1.5,
+        "With cache-centric: pull a prefix that is so many times longer than the worker's own, "
+        "or more.",
     ),
     "ttft": _option("30s", "How long a first token may take."),
     "tbt": _option("500ms", "How long a further token may take."),

@@ -38,8 +38,8 @@ SeedOption = Annotated[int, typer.Option(help="For what is drawn at random.")]
 PlacementOption = Annotated[
     str,
     typer.Option(
-        help="cache-centric, considerate, local-cache, least-loaded, random, round-robin, or "
-        "module:Class."
+        help="cache-centric, thrifty, considerate, local-cache, least-loaded, random, round-robin, "
+        "or module:Class."
     ),
 ]
 AdmissionOption = Annotated[

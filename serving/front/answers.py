@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mooncake_store.program import openapi
 from serving.front.logprobs import chat_logprobs, completion_logprobs
 from serving.front.tools import call_entry
 
@@ -22,7 +23,22 @@ if TYPE_CHECKING:
     from serving.front.text import Listed
     from serving.scheduling.requests import Finish
 
-__all__ = ["Choice", "Ended", "Shape", "error_body", "usage_of"]
+__all__ = ["Choice", "Ended", "OpenAIError", "Shape", "error_body", "usage_of"]
+
+
+class Reason(openapi.Shape, frozen=True):
+    """Why something was not done, and which field of a body is to blame."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIError(openapi.Shape, frozen=True):
+    """An error in OpenAI's shape."""
+
+    error: Reason
 
 
 def error_body(

@@ -29,6 +29,7 @@ from mooncake_store.program.shell import Shell, shelled
 from serving.conductor.hints import HintsFullError
 from serving.engine.tokenizer import load_tokenizer
 from serving.front.answers import Choice, Ended, Shape, error_body, usage_of
+from serving.front.api import API
 from serving.front.choices import merged
 from serving.front.hints import hint_answer, read_hint
 from serving.front.openai import (
@@ -39,14 +40,15 @@ from serving.front.openai import (
     read_chat,
     read_completion,
 )
-from serving.front.pages import PAGE_PATHS, page_routes
+from serving.front.pages import page_handlers
 from serving.front.text import AnswerText
 from serving.front.tools import CallsInText
 from serving.scheduling.requests import Failure, Finish, Piece, Request
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
+    from mooncake_store.program.openapi import Api
     from serving.conductor.conductor import Conductor
     from serving.engine.tokenizer import Tokenizer
     from serving.engine.tool_styles import Call
@@ -119,9 +121,7 @@ async def _told(
         return await handler(request)
     except BadRequestError as error:
         return error_response(error.message, error.status, param=error.param, code=error.code)
-    except web.HTTPException as error:
-        return error_response(error.reason or "refused", error.status)
-    except (asyncio.CancelledError, ConnectionResetError):
+    except (asyncio.CancelledError, ConnectionResetError, web.HTTPException):
         raise
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
@@ -130,41 +130,26 @@ async def _told(
 
 def openai_application(
     shell: Shell,
-    routes: Iterable[web.AbstractRouteDef],
-    *,
-    public: Collection[str] = (),
-    admin: Collection[str] = (),
+    api: Api,
+    handlers: Mapping[str, Callable[[web.Request], Awaitable[web.StreamResponse]]],
 ) -> web.Application:
-    """Routes behind a shell that says no as OpenAI does; `/health` is public too."""
+    """An API behind a shell that says no as OpenAI does."""
     return shelled(
         shell,
-        routes,
+        api,
+        handlers,
         refusal=lambda status, message, code: error_response(message, status, code=code),
         bytes_max=BODY_BYTES_MAX,
-        public={"/health", *public},
-        admin=admin,
         inner=[_told],
     )
 
 
 def front_application(front: Front, shell: Shell) -> web.Application:
-    """All routes."""
+    """All that can be asked."""
     handlers = _Handlers(front)
-    return openai_application(
-        shell,
-        [
-            web.post("/v1/completions", handlers.completions),
-            web.post("/v1/chat/completions", handlers.chats),
-            web.post("/v1/hints", handlers.hints),
-            web.get("/v1/models", handlers.models),
-            web.get("/v1/models/{model:.+}", handlers.model),
-            web.get("/health", handlers.health),
-            web.get("/metrics", handlers.metrics),
-            web.get("/stats", handlers.stats),
-            *page_routes(),
-        ],
-        public=PAGE_PATHS,
-    )
+    pages = page_handlers()
+    own = [each.name for each in API.operations if each.name not in pages]
+    return openai_application(shell, API, pages | {name: getattr(handlers, name) for name in own})
 
 
 class _Handlers:

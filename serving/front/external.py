@@ -11,9 +11,9 @@ engine's errors are the answer, except that one which cannot be reached, or says
 before its first byte, is passed over for the next. So is one that sends us elsewhere: a redirect is
 not followed, since only the operator says where prompts go.
 
-Of an engine's API there is what `FORWARDED` and `MODEL` name, and of headers what `_ASKED` and
-`_ANSWERED` name: engines have paths for operators too, and what a client proves to this server, or
-keeps for it, is none of an engine's business. An engine's own key is the operator's to give.
+Of an engine's API there is what `engines_api` names, and of headers what `_ASKED` and `_ANSWERED`
+name: engines have paths for operators too, and what a client proves to this server, or keeps for
+it, is none of an engine's business. An engine's own key is the operator's to give.
 
 A client that goes away ends the request at the engine: its connection is closed. Time to connect
 is bounded, and so is the whole request.
@@ -37,7 +37,8 @@ from serving.front.app import error_response, openai_application
 from serving.front.engine_load import EngineWatch
 from serving.front.engine_places import EnginePlaces
 from serving.front.engine_prompts import EnginePrompts
-from serving.front.indexer_http import ADMIN_PATHS, Indexer, indexer_routes
+from serving.front.engines_api import API
+from serving.front.indexer_http import Indexer, indexer_handlers
 from serving.front.usage import UsageTail
 from serving.scheduling.placement import LocalCache
 from serving.scheduling.routing import EngineRouter, Wanted
@@ -57,12 +58,6 @@ CONNECT_S = 5.0
 TOKENIZE_S = 5.0
 _BROKEN = (500, 502, 503, 504)
 _ELSEWHERE = range(300, 400)
-FORWARDED = (
-    "completions", "chat/completions", "embeddings", "responses", "messages",
-    "messages/count_tokens", "rerank", "score",
-)  # fmt: skip
-"""What may be asked of an engine, below /v1."""
-MODEL = "/v1/models/{model:[A-Za-z0-9._:@/-]+}"
 _ASKED = (
     "Accept", "Accept-Encoding", "Content-Type", "User-Agent", "X-Request-Id", "traceparent",
     "tracestate", "anthropic-version", "anthropic-beta", "OpenAI-Beta",
@@ -213,7 +208,10 @@ class ExternalFront:
         if tokens is None:
             return _Prompt(Wanted(Demand(len(raw) // 4), streamed))
         model = body.get("model")
-        known = self._prompts.find(model if isinstance(model, str) else "", tokens)
+        try:
+            known = self._prompts.find(model if isinstance(model, str) else "", tokens)
+        except (ValueError, OverflowError):  # no tokens of any model, as the engine will say
+            return _Prompt(Wanted(Demand(len(raw) // 4), streamed))
         demand = Demand(len(tokens), known.matches, coming=known.coming)
         return _Prompt(Wanted(demand, streamed, True, known.told), known.chain)
 
@@ -294,17 +292,7 @@ def external_application(front: ExternalFront, shell: Shell) -> web.Application:
         yield
         await front.close()
 
-    app = openai_application(
-        shell,
-        [
-            web.get("/health", front.health),
-            web.get("/stats", front.stats),
-            *indexer_routes(front.indexer),
-            *(web.post(f"/v1/{path}", front.forward) for path in FORWARDED),
-            web.get("/v1/models", front.forward),
-            web.get(MODEL, front.forward),
-        ],
-        admin=ADMIN_PATHS,
-    )
+    own = {name: getattr(front, name) for name in ("health", "stats", "forward")}
+    app = openai_application(shell, API, own | indexer_handlers(front.indexer))
     app.cleanup_ctx.append(life)
     return app

@@ -19,7 +19,6 @@ block nobody told of is dropped. No I/O. O(blocks) an event and a query.
 from __future__ import annotations
 
 import secrets
-from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,6 +36,10 @@ __all__ = ["Cleared", "EngineIndex", "Registration", "Removed", "ScopeKey", "Sou
 
 TIERS = ("GPU", "CPU", "DISK")
 SHARED = "mooncake"
+BLOCKS_OF_SOURCE_MAX = 1 << 22
+"""About 2 GB: what an engine tells beyond it is dropped."""
+NAMES_LEAST = 1 << 20
+"""Hashes of one scope that are remembered though nobody has the blocks any more, at least."""
 BlockHash = int | bytes | str
 Instances = dict[str, dict[str, Any]]
 """Tokens by instance and tier, as routers expect them."""
@@ -120,6 +123,14 @@ class _Scope:
     block_size: int
     index: PrefixIndex = field(default_factory=PrefixIndex)
     names: dict[BlockHash, bytes] = field(default_factory=dict)
+    trim_at: int = 0
+
+    def trim(self) -> None:
+        """Forget hashes of blocks that nobody has, where they are many. O(1) for each one told."""
+        if len(self.names) > max(NAMES_LEAST, self.trim_at):
+            for told in [told for told, name in self.names.items() if not self.index.count(name)]:
+                del self.names[told]
+            self.trim_at = 2 * len(self.names)
 
     def chain(self, tokens: Sequence[int], parent: bytes | None = None) -> list[bytes]:
         """Names of the complete blocks of some tokens."""
@@ -138,9 +149,9 @@ class Source:
         self.registration = registration
         self._scope = scope
         # Tiers a block is in, as bits.
-        self._tiers: dict[bytes, int] = defaultdict(int)
+        self._tiers: dict[bytes, int] = {}
         self.dropped = 0
-        """Blocks that could not be named, because what they follow was never told."""
+        """Blocks that could not be named, as what they follow was never told, or are too many."""
 
     @property
     def blocks(self) -> int:
@@ -171,7 +182,11 @@ class Source:
         self.dropped += len(event.hashes) - len(known)
         bit = 1 << _tier(event.medium)
         for block in known:
-            self._set(block, self._tiers[block] | bit)
+            if block in self._tiers or len(self._tiers) < BLOCKS_OF_SOURCE_MAX:
+                self._set(block, self._tiers.get(block, 0) | bit)
+            else:
+                self.dropped += 1
+        self._scope.trim()
 
     def _removed(self, event: Removed) -> None:
         keep = ~(1 << _tier(event.medium)) if event.medium else 0

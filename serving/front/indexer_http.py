@@ -14,25 +14,34 @@ A registration with an endpoint is followed over ZeroMQ, where the operator lets
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta
 
 from mooncake_store.errors import ConfigError, InvalidArgumentError
+from mooncake_store.program.openapi import Answer, Operation, Shape
+from serving.front.answers import OpenAIError
 from serving.front.engine_events import Subscription
 from serving.front.engine_places import EnginePlaces
 from serving.front.indexer import EngineIndex, Registration, ScopeKey
 from serving.front.openai import BadRequestError, Text, decode_body
 
-__all__ = ["ADMIN_PATHS", "Indexer", "indexer_routes"]
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
-ADMIN_PATHS = ("/register", "/unregister")
+__all__ = ["INDEXER_OPERATIONS", "Indexer", "indexer_handlers"]
+
 SOURCES_MAX = 4096
 SUBSCRIPTIONS_MAX = 256
 """Each has two threads and six descriptors."""
 
+LABEL_CHARS_MAX = 1024
+"""Of each name, address and salt of a registration: all of them are remembered."""
+
+Label = Annotated[str, Meta(max_length=LABEL_CHARS_MAX)]
+Name = Annotated[str, Meta(min_length=1, max_length=LABEL_CHARS_MAX)]
 BlockSize = Annotated[int, Meta(ge=1, le=1 << 16)]
 Rank = Annotated[int, Meta(ge=0, le=1 << 16)]
 
@@ -40,15 +49,15 @@ Rank = Annotated[int, Meta(ge=0, le=1 << 16)]
 class RegisterBody(msgspec.Struct, frozen=True):
     """A body of /register; null says what leaving a field out says."""
 
-    instance_id: Text
-    modelname: Text
+    instance_id: Name
+    modelname: Name
     block_size: BlockSize
-    endpoint: str | None = None
-    replay_endpoint: str | None = None
-    type: str | None = None
-    tenant_id: str | None = None
-    lora_name: str | None = None
-    additionalsalt: str | None = None
+    endpoint: Label | None = None
+    replay_endpoint: Label | None = None
+    type: Label | None = None
+    tenant_id: Label | None = None
+    lora_name: Label | None = None
+    additionalsalt: Label | None = None
     dp_rank: Rank = 0
 
 
@@ -154,17 +163,103 @@ class Indexer:
             await self._end(name)
 
 
-def indexer_routes(indexer: Indexer) -> list[web.RouteDef]:
-    """The routes, for an application that has others too and closes the indexer at its end."""
+class Registered(Shape, frozen=True):
+    """An engine, by its full name."""
+
+    status: Literal["registered"]
+    instance: str
+
+
+class Unregistered(Shape, frozen=True):
+    """Those that were there."""
+
+    removed_instances: list[str]
+
+
+class Held(Shape, frozen=True):
+    """Tokens of a prompt that an engine holds, by tier; of GPUs by rank as well."""
+
+    longest_matched: int
+    gpu: int = msgspec.field(name="GPU")
+    ranks: dict[str, int] = msgspec.field(name="DP")
+    cpu: int = msgspec.field(name="CPU")
+    disk: int = msgspec.field(name="DISK")
+
+
+class Service(Shape, frozen=True):
+    """A registration."""
+
+    instance_id: str
+    type: str
+    modelname: str
+    tenant_id: str
+    lora_name: str
+    block_size: int
+    dp_rank: int
+    endpoint: str
+    replay_endpoint: str
+
+
+class Services(Shape, frozen=True):
+    """All registrations."""
+
+    services: list[Service]
+
+
+class Kept(Shape, frozen=True):
+    """Blocks that a source holds, and those that nobody could make use of."""
+
+    blocks: int
+    dropped: int
+
+
+_NO_BODY = Answer(400, "the body is none that is meant", OpenAIError)
+_FOUND = Answer(200, "tokens by tenant and instance", dict[str, dict[str, Held]])
+
+INDEXER_OPERATIONS = (
+    Operation(
+        "register", "POST", "/register", "Take an engine in, and follow its events",
+        (
+            Answer(200, "it is registered", Registered),
+            Answer(400, "the body is none that is meant, or leads elsewhere", OpenAIError),
+            Answer(429, "there are as many as may be", OpenAIError),
+            Answer(501, "this server cannot follow events", OpenAIError),
+        ),
+        RegisterBody, access="admin",
+        examples=({"instance_id": "a", "type": "vLLM", "modelname": "llama", "block_size": 16},),
+    ),
+    Operation(
+        "unregister", "POST", "/unregister", "Forget an engine, or all ranks of it",
+        (Answer(200, "those that were there", Unregistered), _NO_BODY),
+        UnregisterBody, access="admin", examples=({"instance_id": "a"},),
+    ),
+    Operation(
+        "query", "POST", "/query", "Say who holds how much of a prompt",
+        (_FOUND, _NO_BODY), TokenQuery,
+        examples=({"model": "llama", "block_size": 16, "token_ids": [*range(32)]},),
+    ),
+    Operation(
+        "query_by_hash", "POST", "/query_by_hash", "Say who holds how many of some blocks",
+        (_FOUND, _NO_BODY), HashQuery,
+        examples=({"model": "llama", "block_size": 16, "seq_hashes": [1, "2"]},),
+    ),
+    Operation(
+        "services", "GET", "/services", "Say who is registered",
+        (Answer(200, "all registrations", Services),),
+    ),
+    Operation(
+        "global_view", "GET", "/global_view", "Say how many blocks each source holds",
+        (Answer(200, "blocks by source", dict[str, Kept]),),
+    ),
+)  # fmt: skip
+
+
+def indexer_handlers(
+    indexer: Indexer,
+) -> dict[str, Callable[[web.Request], Awaitable[web.Response]]]:
+    """Handlers for `INDEXER_OPERATIONS`, of an application that closes the indexer at its end."""
     handlers = _Handlers(indexer)
-    return [
-        web.post("/register", handlers.register),
-        web.post("/unregister", handlers.unregister),
-        web.post("/query", handlers.query),
-        web.post("/query_by_hash", handlers.query_by_hash),
-        web.get("/services", handlers.services),
-        web.get("/global_view", handlers.global_view),
-    ]
+    return {each.name: getattr(handlers, each.name) for each in INDEXER_OPERATIONS}
 
 
 class _Handlers:

@@ -13,10 +13,16 @@ from __future__ import annotations
 import hashlib
 from functools import partial
 from importlib import resources
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-__all__ = ["PAGE_PATHS", "page_routes"]
+from mooncake_store.program.openapi import Answer, Operation
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+__all__ = ["PAGE_OPERATIONS", "page_handlers"]
 
 FILES = {
     "/": ("index.html", "text/html"),
@@ -27,7 +33,14 @@ FILES = {
     "/page/parts.js": ("parts.js", "text/javascript"),
     "/page/icon.svg": ("icon.svg", "image/svg+xml"),
 }
-PAGE_PATHS = FILES.keys()
+PAGE_OPERATIONS = tuple(
+    Operation(
+        name, "GET", path, "Send a file of the page",
+        (Answer(200, "the file", kind=kind), Answer(304, "it is still the same", kind=kind)),
+        access="public",
+    )
+    for path, (name, kind) in FILES.items()
+)  # fmt: skip
 HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": (
@@ -39,14 +52,14 @@ HEADERS = {
 }
 
 
-def page_routes() -> list[web.RouteDef]:
-    """Routes for `PAGE_PATHS`."""
+def page_handlers() -> dict[str, Callable[[web.Request], Awaitable[web.Response]]]:
+    """Handlers for `PAGE_OPERATIONS`, by their names."""
     folder = resources.files(__package__).joinpath("page")
-    return [
-        web.get(path, partial(_send, body, hashlib.sha256(body).hexdigest()[:16], kind))
-        for path, (name, kind) in FILES.items()
+    return {
+        name: partial(_send, body, hashlib.sha256(body).hexdigest()[:16], kind)
+        for name, kind in FILES.values()
         for body in (folder.joinpath(name).read_bytes(),)
-    ]
+    }
 
 
 async def _send(body: bytes, etag: str, kind: str, request: web.Request) -> web.Response:

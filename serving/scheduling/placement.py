@@ -150,40 +150,33 @@ def placed_on(demand: Demand, instance: PrefillView, costs: Costs) -> Placement:
     return _at(instance, demand, found, costs)
 
 
-def _waited_for(instances: Sequence[PrefillView]) -> float:
-    """How many wait for a second of work: who asked, and others as queues have it.
-
-    Of a queue of which the share p is busy, p / (1 - p) stand behind what is added, if p is taken
-    for its load. One instance more counts as idle, for where none is.
-    """
-    idle = sum(not each.queue_s for each in instances)
-    return 1.0 + (len(instances) - idle) / (idle + 1)
-
-
 class CacheCentric:
-    """KVCache-centric scheduling, Algorithm 1: prefixes are pulled to where the queue is short.
+    """KVCache-centric scheduling, Algorithm 1: prefixes are pulled to where the queue is short."""
 
-    With `shared`, a second of work counts for all who wait for it.
-    """
-
-    def __init__(self, balancing: float = 1.5, *, weigh: bool = True, shared: bool = False) -> None:
+    def __init__(self, balancing: float = 1.5, *, weigh: bool = True) -> None:
         if balancing < 1:
             raise ValueError(f"balancing must be 1 or more, not {balancing}")
         self._balancing = balancing
         self._weigh = weigh
-        self._shared = shared
 
     def place(
-        self, demand: Demand, instances: Sequence[PrefillView], costs: Costs
+        self,
+        demand: Demand,
+        instances: Sequence[PrefillView],
+        costs: Costs,
+        weight: float = 1.0,
     ) -> Placement | None:
-        """The instance with the least predicted time to the first token."""
+        """The instance with the least predicted time to the first token.
+
+        A second of work counts as `weight` seconds of waiting.
+        """
         holder, best = _source(demand, costs)
         return _quickest(
             demand,
             instances,
             lambda own: self._placed(demand, own, holder, best, costs),
             costs,
-            _waited_for(instances) if self._shared else 1.0,
+            weight,
         )
 
     def _placed(self, demand: Demand, own: int, holder: str, best: int, costs: Costs) -> Placement:
@@ -205,25 +198,20 @@ class CacheCentric:
 
 
 class LocalCache:
-    """Algorithm 1 without transfers: instances use only what they hold.
-
-    With `shared`, a second of work counts for all who wait for it.
-    """
-
-    def __init__(self, *, shared: bool = False) -> None:
-        self._shared = shared
+    """Algorithm 1 without transfers: instances use only what they hold."""
 
     def place(
-        self, demand: Demand, instances: Sequence[PrefillView], costs: Costs
+        self,
+        demand: Demand,
+        instances: Sequence[PrefillView],
+        costs: Costs,
+        weight: float = 1.0,
     ) -> Placement | None:
-        """The instance with the least predicted time to the first token."""
-        return _quickest(
-            demand,
-            instances,
-            lambda own: _local(demand, own, costs),
-            costs,
-            _waited_for(instances) if self._shared else 1.0,
-        )
+        """The instance with the least predicted time to the first token.
+
+        A second of work counts as `weight` seconds of waiting.
+        """
+        return _quickest(demand, instances, lambda own: _local(demand, own, costs), costs, weight)
 
 
 def _least(instance: PrefillView) -> tuple[float, int]:

@@ -24,6 +24,7 @@ from serving.scheduling.placement import (
     LocalCache,
     RoundRobin,
 )
+from serving.scheduling.thrifty import Thrifty
 
 if TYPE_CHECKING:
     import random
@@ -54,7 +55,8 @@ ADMISSIONS: dict[str, Callable[[], AdmissionPolicy]] = {
 }
 PLACEMENTS: dict[str, Callable[[float, random.Random], PlacementPolicy]] = {
     "cache-centric": lambda balancing, _: CacheCentric(balancing),
-    "considerate": lambda *_: Considerate(CacheCentric(1.0, shared=True)),
+    "thrifty": lambda *_: Thrifty(CacheCentric(1.0)),
+    "considerate": lambda *_: Considerate(CacheCentric(1.0)),
     "local-cache": lambda *_: LocalCache(),
     "least-loaded": lambda *_: LeastLoaded(),
     "random": lambda _, source: AnyInstance(source),
@@ -63,7 +65,8 @@ PLACEMENTS: dict[str, Callable[[float, random.Random], PlacementPolicy]] = {
 """Each takes how much longer a prefix has to be to be pulled, and what draws at random."""
 _WITHOUT_PULLING: dict[str, Callable[[], PlacementPolicy]] = {
     "cache-centric": LocalCache,
-    "considerate": lambda: Considerate(LocalCache(shared=True)),
+    "thrifty": lambda: Thrifty(LocalCache()),
+    "considerate": lambda: Considerate(LocalCache()),
 }
 """What those that pull are where nothing can be pulled; the others never do."""
 

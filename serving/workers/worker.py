@@ -52,8 +52,8 @@ from transfer_engine.errors import (
     UnavailableError,
 )
 from transfer_engine.lasting import keep_going
+from transfer_engine.rpc.limits import ServerLimits
 from transfer_engine.rpc.server import Server
-from transfer_engine.rpc.serving import ServerLimits
 from transfer_engine.wire.schema import Packed
 
 if TYPE_CHECKING:

@@ -57,7 +57,8 @@ def started(monkeypatch):
 # What fits the other settings at their defaults, and is no default.
 TYPED = {
     "host": "127.0.0.2", "master": "127.0.0.1:7", "rails": "127.0.0.2:7", "quotas": "x=2MiB",
-    "data_networks": "10.0.0.0/8", "namespace_offloads": "x=write",
+    "data_networks": "10.0.0.0/8", "reached_as": "10.96.0.1:50051",
+    "namespace_offloads": "x=write",
     "lease_ttl_max": "7m", "put_release": "20m", "soft_pin_ttl_max": "2d", "client_ttl": "20s",
     "ping_interval": "500ms", "suspect_after_pings": "4", "eviction_policy": "sieve",
 }  # fmt: skip

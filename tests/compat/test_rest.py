@@ -56,7 +56,11 @@ def test_objects(store, monkeypatch):
         assert (await ask("GET", "/api/get/none"))[0] == 404
         assert (await ask("DELETE", "/api/remove/a/b"))[0] == 200
         assert (await ask("DELETE", "/api/remove/a/b"))[0] == 404
-        for body in ({"key": "a"}, {"key": "", "value": "x"}, {"key": "a", "value": 1}, []):
+        assert (await ask("DELETE", "/api/remove/" + "k" * 5000))[0] == 400
+        for body in (
+            {"key": "a"}, {"key": "", "value": "x"}, {"key": "a", "value": 1}, [],
+            {"key": "a", "value": ""}, {"key": "k" * 5000, "value": "x"},
+        ):  # fmt: skip
             assert (await ask("PUT", "/api/put", json=body))[0] == 400, body
         as_json = {"Content-Type": "application/json"}
         for raw in (b"{", b"[" * 50_000):
@@ -208,6 +212,7 @@ def test_keys_are_not_paths(store, monkeypatch):
             ("../x", "%2e%2e%2fx"),
             ("a/b", "a%2Fb"),
             ("%", "%25"),
+            ("a\nb\r\n", "a%0Ab%0D%0A"),
         ):
             store.put(key, key.encode())
             path = URL(f"/api/get/{written}", encoded=True)

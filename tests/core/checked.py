@@ -44,6 +44,7 @@ class Checked(SegmentCalls, HintCalls):
         self.model = Reference(config, slack)
         self.now = START
         self.log: deque[str] = deque(maxlen=40)
+        self.asked = {}
 
     def note(self, what: str, *details: object) -> None:
         self.log.append(f"t={self.now - START} {what} {' '.join(map(str, details))}")

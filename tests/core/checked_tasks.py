@@ -25,6 +25,8 @@ class TaskCalls:
     stat: Any
     at: Any
     tick: Any
+    asked: dict[int, bytes]
+    """Who asked for a copy that has not ended, by its number."""
 
     def copy_end(self, client: int, number: int, ok: bool) -> None:
         self.note("copy_end", client, number, ok)
@@ -43,20 +45,44 @@ class TaskCalls:
             self.model.copy_ends(number, ok=ok and arrived)
 
     def submit(
-        self, key: int, targets: list[int], source: int | None = None, move: bool = False
+        self,
+        key: int,
+        targets: list[int],
+        source: int | None = None,
+        move: bool = False,
+        client: int = 0,
     ) -> int | None:
         """Queue a copy or a move; it begins when the worker that is returned fetches it."""
-        self.note("submit", "move" if move else "copy", key, source, targets)
+        self.note("submit", "move" if move else "copy", key, source, targets, client)
         kind = TaskKind.MOVE if move else TaskKind.COPY
         digest = digests_of([key])[0]
-        status, number = self.shard.submit_task(self.now, kind, digest, targets, source)
+        too_many = self._asks_too_much(client)
+        status, number = self.shard.submit_task(self.now, kind, digest, targets, source, client)
         allowed = self.model.expect_copy(key, source, targets)
+        if too_many:
+            allowed = {Status.TASK_LIMIT if each == OK else each for each in allowed}
         expect(status in allowed, f"submit of {key}: {status!r}, allowed {allowed}")
         task = self.shard.tasks.get(number)
         if status != OK or task.state != TaskState.PENDING:
             return None
+        if client:
+            self.asked[number] = self.whose(client)
         expect(source in (None, task.source), f"{key} is taken from {task.source}, not {source}")
         return int(task.worker)
+
+    def _asks_too_much(self, client: int) -> bool:
+        """Whether one more is too many, of this client or of all."""
+        most = self.model.config.tasks_max
+        unfinished = {task.number for task in self.shard.tasks.unfinished()}
+        self.asked = {number: who for number, who in self.asked.items() if number in unfinished}
+        mine = sum(who == self.whose(client) for who in self.asked.values())
+        too_many = mine >= most // 8 or len(self.asked) >= most // 2
+        return len(unfinished) >= most or (client != 0 and too_many)
+
+    def whose(self, client: int) -> bytes:
+        """The program behind a handle, which has another one after it was started anew."""
+        found = self.shard.client_by_handle.get(client)
+        return b"" if found is None else bytes(found.uuid)
 
     def fetch(self, client: int, keys: Sequence[int], limit: int = 3) -> None:
         """A worker takes its tasks: submitted ones, and those that replace lost replicas."""

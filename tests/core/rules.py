@@ -386,7 +386,8 @@ class Rules:
         """Workers take tasks, at times newly submitted ones."""
         if self.rng.random() < 0.5:
             targets = self.rng.sample(list(self.model.segments), 1)
-            self.checked.submit(self.rng.choice(self.known), targets)
+            asking = self.clients[self.steps % len(self.clients)]
+            self.checked.submit(self.rng.choice(self.known), targets, client=asking)
         self.checked.fetch(self._some_client(), self.known)
 
     def mend(self) -> None:

@@ -10,7 +10,8 @@ from mooncake_store.core import repair
 from mooncake_store.core.janitor import DRAIN_IN_FLIGHT, REPAIR_IN_FLIGHT, DrainState
 from mooncake_store.core.options import SoftPin
 from mooncake_store.core.records import Status as S
-from tests.core.lab import MIB, Lab
+from mooncake_store.core.tasks import TaskKind
+from tests.core.lab import MIB, Lab, digests_of
 from tests.core.test_tasks import submit, where, work
 
 if TYPE_CHECKING:
@@ -181,6 +182,20 @@ def test_half_of_all_tasks_are_left_for_others() -> None:
     assert submit(lab, 100, [target])[0] == S.OK
     pass_time(lab, 5)
     assert missing(lab) == 0
+
+
+def test_what_clients_ask_for_leaves_half_of_all_tasks_to_repairs() -> None:
+    lab = Lab(segments=1, tasks_max=16)
+    lab.put(range(50), replicas=2)
+    lab.put(range(100, 108))
+    target = lab.mount(1)
+    for number in range(8):
+        digest, client = digests_of([100 + number])[0], lab.open(30 + number)
+        kind = TaskKind.COPY
+        assert lab.shard.submit_task(lab.now, kind, digest, [target], None, client)[0] == S.OK
+    for _ in range(5):
+        lab.tick()
+    assert lab.shard.stats().tasks_unfinished == 16
 
 
 def test_a_drain_goes_on_beside_a_long_repair() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -156,6 +157,52 @@ def test_tasks_are_bounded() -> None:
     lab.put(range(20), preferred=("segment0",))
     statuses = [int(submit(lab, key, lab.segments[1:])[0]) for key in range(20)]
     assert statuses == [S.OK] * 10 + [S.TASK_LIMIT] * 10
+
+
+def ask(lab: Lab, client: int, key: int) -> Status:
+    """Have a client ask for a copy to the second segment."""
+    kind, digest = TaskKind.COPY, digests_of([key])[0]
+    return lab.shard.submit_task(lab.now, kind, digest, lab.segments[1:], None, client)[0]
+
+
+def test_one_client_asks_for_a_part_of_the_tasks_and_all_for_half() -> None:
+    lab = Lab(segments=2, tasks_max=16)
+    lab.put(range(20), preferred=("segment0",))
+    greedy, *others = [lab.open(30 + number) for number in range(6)]
+    assert [ask(lab, greedy, key) for key in range(4)] == [S.OK] * 2 + [S.TASK_LIMIT] * 2
+    told = [ask(lab, other, 4 + number) for number, other in enumerate(others)]
+    assert told == [S.OK] * 5
+    assert [ask(lab, others[0], key) for key in (10, 11)] == [S.OK, S.TASK_LIMIT]
+    assert ask(lab, others[1], 12) == S.TASK_LIMIT  # there are eight
+    assert submit(lab, 13, lab.segments[1:])[0] == S.OK  # as a drain does
+    done = lab.shard.fetch_tasks(lab.now, lab.client, 1)  # the first of the greedy one
+    lab.shard.finish_task(lab.now, lab.client, done[0].number, True)
+    assert [ask(lab, greedy, key) for key in (15, 16)] == [S.OK, S.TASK_LIMIT]
+
+
+def test_what_clients_may_ask_for_agrees_with_the_model() -> None:
+    lab, rng, keys = Checked(ShardConfig(tasks_max=16), MIB), random.Random(7), range(12)
+    worker, *clients = [lab.open_client(number, 1) for number in range(6)]
+    for number in range(2):
+        lab.mount(worker, number, 2 * MIB, f"host{number}")
+    lab.put_start(worker, keys, [64] * 12, StartOptions(excluded=("s1",)), lambda _: 0, str)
+    begun = [i for i in lab.model.objects.values() if i.writing is not None]
+    generations = [i.writing.generation for i in begun if i.writing is not None]
+    lab.put_end(worker, [i.key for i in begun], generations)
+    for _ in range(400):
+        lab.submit(rng.choice(keys), [1], client=rng.choice(clients))
+        if rng.random() < 0.3:
+            lab.fetch(worker, keys, 2)
+            for number in list(lab.model.tasks):
+                lab.copy_end(worker, number, False)
+    lab.check()
+
+
+def test_a_client_that_comes_back_has_asked_for_what_it_had_before() -> None:
+    lab = Lab(segments=2, tasks_max=16)
+    lab.put(range(20), preferred=("segment0",))
+    assert [ask(lab, lab.open(30), key) for key in (1, 2)] == [S.OK, S.OK]
+    assert ask(lab, lab.open(30, 2), 3) == S.TASK_LIMIT
 
 
 def work(lab: Lab, workers: list[int], *, ok: bool = True) -> int:

@@ -10,7 +10,7 @@ descriptors are about where they were, and the logs are short.
 What who knows the secret may do by right can end a pool: such requests are only sent whole by those
 who may not. A failure prints the seed and the number of the visit, which finds it again by
 `--seed N --only PORT --visit M` unless it takes what was there before, and leaves what was sent in
-`build/fuzz`. HTTP is tried over plain sockets alone: no port has an OpenAPI description.
+`build/fuzz`. HTTP is tried over plain sockets here; `described` makes requests of descriptions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mooncake_store.errors import NotFoundError, StoreError
 from tests.fuzz.visits import DataVisits, FramedVisits, HandoverVisits, Visit
 from tests.fuzz.web import WebVisits
 from tests.processes import gone
-from tests.soak.pool_of_processes import DATA, HANDOVER, HTTP, Held, PoolOfProcesses
+from tests.soak.pool_of_processes import DATA, HANDOVER, HTTP, Held, Place, PoolOfProcesses
 from tests.soak.standbys import HERE
 from tests.waiting import PATIENCE_S, until
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mooncake_store import Client
-    from tests.soak.pool_of_processes import Place
 
 FOUND = HERE / "build" / "fuzz"
 KINDS = {HTTP: WebVisits, DATA: DataVisits, HANDOVER: HandoverVisits}
@@ -274,6 +273,14 @@ def fuzz(
     return complaints
 
 
+def all_places(pool: PoolOfProcesses) -> list[Place]:
+    """Those of the pool, and a front that asks for a key of whoever registers engines."""
+    name = "front, key"
+    key = pool._written("key", pool.token.encode())
+    pid, log, port = pool._start(name, "-m", "tests.serving.front.http_program", name, key)
+    return [*pool.places(), Place(name, pid, log, ("127.0.0.1", int(port)), HTTP)]
+
+
 def table(ports: list[Port]) -> None:
     """Print what was seen at each port."""
     print(f"{'port':14}{'cases':>8}{'worst reply':>13}{'visit':>8}  refusals")
@@ -296,7 +303,7 @@ def main() -> int:
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     print(f"ports: seed {seed}, {options.seconds:g} s", flush=True)
     with PoolOfProcesses() as pool:
-        found = fuzz(pool, list(pool.places()), options.seconds, seed, options.only, options.visit)
+        found = fuzz(pool, all_places(pool), options.seconds, seed, options.only, options.visit)
     for each in found:
         print(each)
     print(f"ports: seed {seed}: {'a rule was broken' if found else 'nothing found'}")

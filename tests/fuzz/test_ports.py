@@ -4,8 +4,8 @@ import resource
 
 import pytest
 
-from tests.fuzz.ports import fuzz
-from tests.soak.abuse import Numbers, abuse, insiders
+from tests.fuzz.ports import all_places, fuzz
+from tests.soak.abuse import Numbers, abuse, inside
 from tests.soak.pool_of_processes import PoolOfProcesses
 
 
@@ -22,7 +22,7 @@ def pool():
 @pytest.fixture(scope="module")
 def places(pool):
     """Where they listen."""
-    return list(pool.places())
+    return all_places(pool)
 
 
 def test_ports_hold_against_those_who_want_to_stop_or_fill_them(pool, places):
@@ -31,7 +31,7 @@ def test_ports_hold_against_those_who_want_to_stop_or_fill_them(pool, places):
 
 
 def test_who_got_in_has_bounds(pool, places):
-    assert insiders(pool, places, 0.02) == []
+    assert inside(pool, places, 0.02) == []
 
 
 def test_a_short_fuzz_of_all_ports_finds_nothing(pool, places):

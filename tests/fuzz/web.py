@@ -54,9 +54,18 @@ _METADATA = [
 _FRONT = [
     ("GET", "/health"), ("GET", "/stats"), ("GET", "/v1/models"), ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"), ("POST", "/v1/../collective_rpc"), ("POST", "/unregister"),
+    ("POST", "/register"), ("POST", "/register"),
     ("POST", "/query"), ("POST", "/query_by_hash"), ("GET", "/services"), ("GET", "/global_view"),
 ]  # fmt: skip
-_ROUTES = {"rest": _STORE, "control": _CONTROL, "metadata": _METADATA, "front": _FRONT}
+_ROUTES = {
+    "rest": _STORE, "control": _CONTROL, "metadata": _METADATA, "front": _FRONT,
+    "front, key": _FRONT,
+}  # fmt: skip
+_ELSEWHERE = (
+    "tcp://127.0.0.1:1", "tcp://127.0.0.1:9", "tcp://10.0.0.1:5557", "tcp://[::1]:x",
+    "ipc:///etc/passwd", "inproc://a", "tcp://", "http://127.0.0.1/", "x" * 2000,
+)  # fmt: skip
+"""Where an engine may say that it publishes; nobody does so there."""
 _HIDDEN = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 _TWO_READINGS = b"0\r\n\r\n" + _HIDDEN
 """A body of no chunks and another request, or one of so many bytes."""
@@ -107,8 +116,10 @@ class WebVisits:
         if not visit.send(said or b"\r\n"):
             return
         came = visit.rest()
+        # Where a HEAD was damaged nobody knows whether it was read as one.
+        bare = said.startswith(b"HEAD ") and came.endswith(b"\r\n\r\n")
         while came:
-            answer = read(came, b"")
+            answer = read(came, said if bare else b"")
             visit.note(str(answer.status))
             came = answer.rest
         visit.note(HUNG_UP)
@@ -162,7 +173,8 @@ class WebVisits:
             lines.append(rng.choice(_EXTRA))
         body = b""
         if method in ("PUT", "POST"):
-            body = _content(rng)
+            chosen = _registration if path == "/register" and rng.random() < 0.7 else _content
+            body = chosen(rng)
             lines.append(rng.choice(_TYPES))
             lines.append(f"Content-Length: {len(body)}")
         return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
@@ -215,6 +227,27 @@ def _content(rng: random.Random) -> bytes:
     fields = rng.sample(_FIELDS, rng.randrange(1, 8))
     content = json.dumps({name: _value(rng) for name in fields}).encode()
     return mutate(rng, content, content) if chance < 0.3 else content
+
+
+def _registration(rng: random.Random) -> bytes:
+    """An engine as it might be registered, or nearly so."""
+    fields: dict[str, object] = {
+        "instance_id": rng.choice(("fuzz", "a")),
+        "modelname": "m",
+        "block_size": rng.choice((1, 16)),
+    }
+    if rng.random() < 0.5:  # each that is followed has threads and descriptors, so one name
+        fields["instance_id"] = "fuzz"
+        fields["endpoint"] = rng.choice(_ELSEWHERE)
+        fields["replay_endpoint"] = rng.choice((None, *_ELSEWHERE))
+        return json.dumps(fields).encode()
+    for name in ("type", "tenant_id", "lora_name", "additionalsalt"):
+        fields[name] = rng.choice((None, "Mooncake", *_TEXTS, "x" * 2000))
+    fields["dp_rank"] = rng.choice((0, 1, 7, *_NUMBERS))
+    if rng.random() < 0.5:
+        fields[rng.choice(list(fields))] = _value(rng)
+    content = json.dumps(fields).encode()
+    return mutate(rng, content, content) if rng.random() < 0.2 else content
 
 
 def _value(rng: random.Random, depth: int = 0) -> object:

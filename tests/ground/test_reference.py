@@ -18,6 +18,17 @@ def test_a_generated_page_is_up_to_date(name):
     assert page == PAGES[name](), "run: python scripts/store_reference.py"
 
 
+def test_what_http_ports_say_of_themselves_is_up_to_date():
+    pytest.importorskip("aiohttp")
+    from scripts.http_reference import PAGES as descriptions
+    from scripts.http_reference import text
+
+    assert {each.name for each in (FOLDER / "http").iterdir()} == set(descriptions)
+    for name in descriptions:
+        written = (FOLDER / "http" / name).read_text(encoding="utf-8")
+        assert written == text(name), "run: python scripts/http_reference.py"
+
+
 def test_every_setting_has_its_place_in_the_page():
     page = PAGES["reference/config.md"]()
     for setting in (setting for program in PROGRAMS for setting in settings_of(program)):

@@ -147,3 +147,20 @@ async def test_no_host_answers_for_longer_than_its_master_leads():
 async def test_a_master_that_starts_lets_nobody_join():
     with pytest.raises(UnavailableError, match="starting"):
         Hosts(Seats(1), None, None, None, None).facts.run  # noqa: B018
+
+
+async def test_a_host_that_leads_nothing_and_is_silent_makes_room_for_another(monkeypatch):
+    monkeypatch.setattr(module, "HOSTS_MAX", 3)
+    monkeypatch.setattr(module, "GRANTED_MS", -1)  # each is silent at once
+    pool = Pool()
+    for number in (5, 6, 7):
+        await pool.join(number, *((2,) if number == 5 else ()), at=f"10.0.0.{number}:50061")
+    await pool.join(6, at="10.0.0.6:50061")  # is heard once more
+    await pool.join(8, at="10.0.0.8:50061")
+    assert [host.number for host in pool.hosts.list().hosts] == [MASTER, 5, 6, 8]
+    monkeypatch.setattr(module, "GRANTED_MS", 10_000)
+    for number in (6, 8):
+        await pool.join(number, at=f"10.0.0.{number}:50061")
+    with pytest.raises(ConfigError, match=r"3 hosts .* so many have joined.*end one"):
+        await pool.join(9, at="10.0.0.9:50061")
+    assert [host.number for host in pool.hosts.list().hosts] == [MASTER, 5, 6, 8]

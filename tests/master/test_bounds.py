@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from mooncake_store.client import Client
-from mooncake_store.core.options import DEFAULTS
+from mooncake_store.core import tasks
+from mooncake_store.core.options import DEFAULTS, ShardConfig
 from mooncake_store.core.records import PUT_ROW, REPLICA, Status
-from mooncake_store.errors import InvalidArgumentError, UnavailableError
-from mooncake_store.master import pending
+from mooncake_store.errors import InvalidArgumentError, OverloadedError, UnavailableError
+from mooncake_store.master import bounds, pending, standbys
 from mooncake_store.master.bounds import Places
 from mooncake_store.master.pending import Put, PutQueue
 from mooncake_store.wire import shard as wire
-from tests.master.wires import ShardWire, digests, put_reply
+from tests.master.wires import ShardWire, digests, numbered, put_reply
 from tests.waiting import PATIENCE_S
 from transfer_engine.wire.keyring import read_only_secret
 
@@ -57,6 +58,30 @@ def test_a_worker_has_so_many_segments_and_no_more(start_cluster, wire_to, monke
     more = master.mount((secrets.token_bytes(16), "s", MIB), uuid=worker)
     assert more.statuses == (Status.NO_SPACE,)
     assert master.mount((secrets.token_bytes(16), "s", MIB), name="other").statuses == (0,)
+
+
+def test_so_many_workers_lend_nothing_and_no_more(start_cluster, wire_to, monkeypatch):
+    monkeypatch.setattr(bounds, "IDLE_WORKERS_MAX", 3)
+    master, known = wire_to(start_cluster(0)), secrets.token_bytes(16)
+    master.mount(uuid=known)
+    for _ in range(2):
+        master.mount(host="crowded")
+    with pytest.raises(OverloadedError, match=r"3 workers lend nothing.* 2 of them are on crowded"):
+        master.mount()
+    assert master.mount((secrets.token_bytes(16), "s", MIB)).statuses == (0,)
+    master.mount(uuid=known)  # again
+
+
+def test_standbys_have_so_many_addresses_and_no_more(monkeypatch):
+    """Who follows says his every few seconds."""
+    monkeypatch.setattr(standbys, "ADDRESSES_OF_STANDBYS_MAX", 3)
+    known, there = standbys.Standbys(), SimpleNamespace(peer="10.0.0.9:1")
+    for number in range(1, 9):
+        known.met(there, number, f"10.0.0.{number}:1")
+        known.met(there, 1, "0.0.0.0:7")
+    assert known._addresses == {7: "10.0.0.7:1", 8: "10.0.0.8:1", 1: "10.0.0.9:7"}
+    with pytest.raises(InvalidArgumentError, match="address has 60000 characters"):
+        known.met(there, 1, LONG)
 
 
 def test_others_are_answered_while_a_worker_mounts_all_it_may_at_once(start_cluster, wire_to):
@@ -151,6 +176,44 @@ def test_a_client_whose_puts_wait_leaves_places_to_others(start_cluster, wire_to
         assert other.put(b"where all is taken", 60 * MIB)() == Status.NO_SPACE
         let_go(0, b"large")
         assert modest() == Status.OK
+
+
+def test_a_client_whose_copies_wait_leaves_places_to_others(start_cluster, wire_to, monkeypatch):
+    for name, most in (("ASKED_SHARE", 12), ("SHARE_OF_ONE", 3)):
+        monkeypatch.setattr(tasks, name, ShardConfig().tasks_max // most)
+    cluster = wire_to(start_cluster(0))
+    names = numbered(b"copied", 20)
+    uuids = [secrets.token_bytes(16) for _ in range(2)]
+    cluster.mount((uuids[0], "here", MIB), (uuids[1], "there", MIB))  # nobody carries copies out
+    pool, other = cluster.shard(), cluster.shard()
+    pool.put(names, 100, preferred=[b"here"])
+    target = next(each.number for each in cluster.segments() if each.name == "there")
+    for name in names[:3]:
+        assert pool.submit(0, name, target).status == Status.OK
+    with pytest.raises(OverloadedError, match=r"3 copies .* this client .* at most 3 .*ask again"):
+        pool.submit(0, names[3], target)
+    further = [other, *(cluster.shard(host=f"host {number}") for number in range(2))]
+    for number, client in enumerate(further):
+        for name in names[4 + 3 * number : 7 + 3 * number]:
+            assert client.submit(0, name, target).status == Status.OK
+    with pytest.raises(
+        OverloadedError, match=r"12 copies .* at most 12 .* a client at h"
+    ) as raised:
+        cluster.shard().submit(0, names[-1], target)
+    assert raised.value.retry_after_s > 0
+
+
+def test_a_worker_says_little_of_a_task_that_failed(start_cluster, wire_to):
+    cluster = wire_to(start_cluster(0))
+    uuids, worker = [secrets.token_bytes(16) for _ in range(2)], secrets.token_bytes(16)
+    cluster.mount((uuids[0], "here", MIB), (uuids[1], "there", MIB), uuid=worker)
+    pool = cluster.shard(uuid=worker)
+    pool.put([b"copied"], 100, preferred=[b"here"])
+    target = next(each.number for each in cluster.segments() if each.name == "there")
+    number = pool.submit(0, b"copied", target).number
+    assert len(pool.cold(wire.FETCH_TASKS, wire.FetchTasks(8)).tasks) == 1
+    pool.cold(wire.FINISH_TASK, wire.FinishTask(number, False, LONG))
+    assert pool.task(number).message == LONG[:500]
 
 
 def test_places_are_shared():

@@ -10,14 +10,19 @@ import pytest
 
 from mooncake_store import LocalCluster, credentials
 from mooncake_store.client import Client
+from mooncake_store.config.settings import WorkerConfig, load
 from mooncake_store.core.records import EVENT, Status
-from mooncake_store.credentials import Alone, credential_of
+from mooncake_store.credentials import Alone, credential_of, secret_in
 from mooncake_store.errors import AuthError, StoreError
 from mooncake_store.wire import cluster as cluster_wire
 from mooncake_store.wire import hosts
 from mooncake_store.wire import shard as wire
+from mooncake_store.worker.worker import Worker
 from tests.master.wires import ClusterWire, ShardWire
+from tests.waiting import until
+from transfer_engine.notify import Alive, Probe
 from transfer_engine.rpc.blocking import BlockingConnection
+from transfer_engine.transports.calling import ask_at
 from transfer_engine.wire.keyring import read_only_secret
 from transfer_engine.wire.rights import Role
 
@@ -260,3 +265,70 @@ def test_removals_by_name_are_of_ones_own(kept, tenant):
     everything = wire.RemoveMatching("", "all", force=True)
     assert tenant("bob").cold(wire.REMOVE_MATCHING, everything).removed == 0
     assert [each.key for each in alice.list()] == ["hers"]
+
+
+# A worker that does not know the pool's secret.
+
+
+@pytest.fixture
+def lending(cluster, folder, texts):
+    """A second worker, with nothing but a credential of its own and the directory."""
+    own = folder / "node.secret"
+    own.write_bytes(texts[Role.WORKER])
+    own.chmod(0o600)
+    config = load(
+        WorkerConfig,
+        environ={},
+        overrides={
+            "name": "node", "master": cluster.address, "segments": "8MiB", "memory": "anonymous",
+            "secret_file": str(own), "credentials": str(folder / "credentials"),
+        },
+    ).value  # fmt: skip
+    worker = Worker(config, secret=secret_in(str(own)))
+    worker.start()
+    yield worker
+    worker.stop(leases_s=0.0)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_a_worker_lends_and_copies_with_a_credential_of_its_own(
+    cluster, folder, texts, tenant, lending, transport
+):
+    file = folder / f"alice-{transport}"
+    file.write_bytes(texts["alice"])
+    file.chmod(0o600)
+    url = cluster.url.replace("/default", "/team-a")
+    with Client(url, secret_file=str(file), transports=[transport]) as client:
+        client.put("here", b"value" * 1000, preferred=["worker-0"])
+        [number] = lending.numbers
+        digest = client.identity.digest("here")
+        submitted = tenant("alice").cold(wire.SUBMIT_TASK, wire.SubmitTask(0, digest, (number,)))
+        assert submitted.status == 0
+        until(lambda: len(client.stat("here").replicas) == 2)
+        assert client.get("here") == b"value" * 1000
+        client.remove("here", force=True)
+        client.put("there", b"other" * 1000, preferred=["node"])
+        assert client.get("there") == b"other" * 1000
+        client.remove("there", force=True)
+
+
+def test_who_knows_the_secret_of_the_pool_proves_nothing_to_such_a_worker(lending):
+    with pytest.raises(AuthError, match="did not prove"):
+        ask_at(lending.address, Probe(), Alive, SECRET, 60)
+
+
+def test_a_writer_lends_no_memory(cluster, folder, texts):
+    own = folder / "writer.secret"
+    own.write_bytes(texts[Role.WRITER])
+    own.chmod(0o600)
+    overrides = {
+        "master": cluster.address, "segments": "8MiB", "memory": "anonymous",
+        "secret_file": str(own), "credentials": str(folder / "credentials"),
+    }  # fmt: skip
+    worker = Worker(
+        load(WorkerConfig, environ={}, overrides=overrides).value, secret=secret_in(str(own))
+    )
+    with pytest.raises(AuthError, match="one of a writer") as refused:
+        worker.start(timeout_s=30)
+    worker.stop()
+    assert refused.value.operation == "mount"

@@ -1,11 +1,15 @@
 """Abuse of every port of a running pool: `python -m tests.soak.abuse [--scale 1.0]`.
 
-At each port of a pool of processes (`pool_of_processes.py`) in turn: connections that are reset,
-half handshakes, writers of a byte at a time, connections that say nothing, and more sessions than
-fit, most of them idle. Meanwhile a legitimate client has to get in, those at work have to stay,
-those that were idle have to come back without an error; afterwards descriptors and threads have to
-be where they began, and the log short. Then what those try who got in (`insiders.py`). Printed is
-what was measured; it ends with 1 where any of it broke.
+At each port of a pool of processes (`pool_of_processes.py`): connections that are reset, half
+handshakes, writers of a byte at a time, connections that say nothing, and more sessions than fit,
+most of them idle. Meanwhile a legitimate client has to get in, those at work have to stay, those
+that were idle have to come back without an error; afterwards descriptors and threads have to be
+where they began, and the log short. Most of that is waiting, so some processes are abused at once,
+and the ports of each in turn, as descriptors are counted by process.
+
+Then what those try who got in (`insiders.py`, `holders.py`), who ask over HTTP (`callers.py`) and
+who is believed to lend memory (`peers.py`). Printed is what was measured; it ends with 1 where any
+of it broke.
 """
 
 from __future__ import annotations
@@ -18,13 +22,16 @@ import socket
 import sys
 import threading
 import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from mooncake_store.wire import cluster as wire
 from mooncake_store.wire.shard import SHARD, STATS, StatsRequest
 from mooncake_store.wire.standby import STANDBY, StandbyRequest
-from tests.soak.insiders import ROWS, Insider
+from tests.soak import callers, holders, insiders, peers
+from tests.soak.insiders import Insider
 from tests.soak.pool_of_processes import CALL_S, DATA, HANDOVER, HTTP, PoolOfProcesses, introduce
 from tests.strangers import Crowd, descriptors, reset
 from tests.waiting import until
@@ -44,6 +51,14 @@ if TYPE_CHECKING:
 WITHIN_S = 5.0
 LINES_MAX = 40
 SETTLED_S = 40.0
+AT_ONCE = 3
+"""Processes. The master, which has most ports, takes as long as the others two at a time."""
+TRIES_S = 0.02
+"""After which who was refused tries again."""
+BACK_OVER_HTTP = 100
+"""Of those that were idle. A server of HTTP takes who comes back for somebody new, and one that has
+64 places, 50 of them at work, lets 14 in a second."""
+ROWS = (*insiders.ROWS, *holders.ROWS, *callers.ROWS, *peers.ROWS)
 ASKED = {
     wire.CLUSTER.service: (wire.MAP, wire.MapRequest()),
     wire.LIVENESS.service: (wire.PING, wire.Ping(bytes(16), 1)),
@@ -78,8 +93,9 @@ class Port:
         half: bytes,
         enter: Callable[[], tuple[Callable[[], object], Callable[[], object]]],
     ) -> None:
-        self.name, self.pid, self.log, self._where, _ = place
+        self.name, self.pid, self.log, self._where, speaks = place
         self.half, self.enter = half, enter
+        self.back_max = BACK_OVER_HTTP if speaks == HTTP else None
 
     def connect(self) -> socket.socket:
         """Connect, as a stranger."""
@@ -260,42 +276,49 @@ def slow(port: Port, count: int) -> Iterator[str]:
 
 def sessions(port: Port, idle: int, busy: int) -> float:
     """More sessions than fit: newcomers get in, who works stays, who was idle comes back."""
-    came: list[tuple[Callable[[], object], Callable[[], object]]] = []
-    over, failures = threading.Event(), []
     longest = 0.0
+    with contextlib.ExitStack() as left, at_work() as working:
 
-    def work(mine: list[Callable[[], object]]) -> None:
-        while not over.is_set():
-            for use in mine:
+        def come() -> Callable[[], object]:
+            nonlocal longest
+            began = time.monotonic()
+            use, leave = port.enter()
+            left.callback(leave)
+            until(lambda: tried(use), CALL_S, "a newcomer got in", TRIES_S)
+            longest = max(longest, time.monotonic() - began)
+            return use
+
+        resting = [come() for _ in range(idle)]
+        for _ in range(busy):
+            working.append(come())
+        for use in resting[: port.back_max]:
+            until(lambda use=use: tried(use), CALL_S, "who was idle came back", TRIES_S)
+    return longest
+
+
+@contextlib.contextmanager
+def at_work() -> Iterator[list[Callable[[], object]]]:
+    """Use those in the list again and again; none of them may fail."""
+    working: list[Callable[[], object]] = []
+    over, failures = threading.Event(), []
+
+    def work() -> None:
+        while not over.wait(0.05):
+            for use in working.copy():
                 try:
                     use()
                 except Exception as error:
                     failures.append(error)
                     return
-            over.wait(0.05)
 
+    worker = threading.Thread(target=work)
+    worker.start()
     try:
-        for _ in range(busy):
-            came.append(port.enter())
-            came[-1][0]()
-        worker = threading.Thread(target=work, args=([use for use, _ in came],))
-        worker.start()
-        try:
-            for _ in range(idle):
-                began = time.monotonic()
-                came.append(port.enter())
-                until(lambda: tried(came[-1][0]), CALL_S, "a newcomer got in")
-                longest = max(longest, time.monotonic() - began)
-            for use, _ in came[busy:]:
-                until(lambda use=use: tried(use), CALL_S, "who was idle came back")
-        finally:
-            over.set()
-            worker.join()
-        assert not failures, f"who was at work failed: {failures[0]}"
+        yield working
     finally:
-        for _, leave in came:
-            leave()
-    return longest
+        over.set()
+        worker.join()
+    assert not failures, f"who was at work failed: {failures[0]}"
 
 
 def tried(use: Callable[[], object]) -> bool:
@@ -355,15 +378,17 @@ def main() -> int:
     options = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    began = time.monotonic()
     with PoolOfProcesses() as pool:
         places = list(pool.places())
         chosen = [each for each in places if each.name.startswith(options.only)]
         broken = abuse(pool, chosen, Numbers.scaled(options.scale))
-        broken += insiders(pool, places, options.scale)
+        broken += inside(pool, places, options.scale)
+    print(f"{len(broken)} broke, after {time.monotonic() - began:.0f} s")
     return 1 if broken else 0
 
 
-def insiders(pool: PoolOfProcesses, places: list[Place], scale: float) -> list[str]:
+def inside(pool: PoolOfProcesses, places: list[Place], scale: float) -> list[str]:
     """Try what who got in may try, and print it; return what broke."""
     who, broken = Insider(pool, places), []
     print(f"{'by who got in':31}{'count':>7}{'others wait':>14}")
@@ -386,21 +411,31 @@ def abuse(pool: PoolOfProcesses, places: Iterable[Place], numbers: Numbers) -> l
     print(
         f"{'port':14}{'abuse':17}{'count':>7}{'in after':>10}{'files':>7}{'threads':>9}{'lines':>7}"
     )
-    broken = []
-    for place in places:
-        port = port_of(place, pool)
-        for each in findings(port, numbers) if port else ():
-            verdict = f"BROKEN: {each.broken}" if each.broken else "HELD"
-            broken += [f"{each.port}, {each.abuse}: {each.broken}"] if each.broken else []
-            print(
-                f"{each.port:14}{each.abuse:17}{each.count:7}{each.entered_s:8.3f} s"
-                f"{each.descriptors:+7}{each.threads:+9}{each.lines:7}  {verdict}",
-                flush=True,
-            )
+    lanes = defaultdict(list)
+    for port in filter(None, (port_of(place, pool) for place in places)):
+        lanes[port.pid].append(port)
+    with ThreadPoolExecutor(min(AT_ONCE, len(lanes))) as threads:
+        found = threads.map(lambda ports: abused_in_turn(ports, numbers), lanes.values())
+        broken = [each for one in found for each in one]
     with pool.client() as client:
         client.put("after", b"value")
         assert client.get("after") == b"value"
     broken += [f"{name} had ended" for name in pool.ended()]
+    return broken
+
+
+def abused_in_turn(ports: list[Port], numbers: Numbers) -> list[str]:
+    """Try it all at ports of one process, and print it; return what broke."""
+    broken = []
+    for each in (finding for port in ports for finding in findings(port, numbers)):
+        verdict = f"BROKEN: {each.broken}" if each.broken else "HELD"
+        broken += [f"{each.port}, {each.abuse}: {each.broken}"] if each.broken else []
+        # In one piece, for others print beside it.
+        sys.stdout.write(
+            f"{each.port:14}{each.abuse:17}{each.count:7}{each.entered_s:8.3f} s"
+            f"{each.descriptors:+7}{each.threads:+9}{each.lines:7}  {verdict}\n"
+        )
+        sys.stdout.flush()
     return broken
 
 

@@ -169,7 +169,7 @@ async def run(options) -> int:
     if options.json:
         print(json.dumps(rows))
     best = min(means, key=means.__getitem__)
-    if best not in ("cache-centric", "considerate") and "cache-centric" in means:
+    if best not in ("cache-centric", "thrifty", "considerate") and "cache-centric" in means:
         print(f"FAILED: {best} has the least mean time to the first token")
         return 1
     return 0

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tests.master.wires import ShardWire
     from tests.soak.pool_of_processes import Place, PoolOfProcesses
 
-__all__ = ["ROWS", "Insider", "Row"]
+__all__ = ["MIB", "ROWS", "SHARDS", "Insider", "Row", "of_shard", "refused"]
 
 MIB = 1 << 20
 SHARDS = 2
@@ -135,10 +135,10 @@ def large_groups(who: Insider, count: int) -> float:
     """Groups whose names take 1 MiB."""
     with who.bounded(), who.wires() as wires:
         shard = wires.shard()
-        request = shard.put_request([b"a"], 100, groups=[b"g" * (MIB - 100)])
-        body = wire.PUT_START.request.pack(**request)
-        for _ in range(count):
-            refused(lambda: shard.connection.call(wire.PUT_START, body, timeout_s=CALL_S))
+        for name in of_shard(0, secrets.token_hex(4).encode(), count):
+            group = name.ljust(MIB - 100, b"g")
+            refused(lambda given=(name, group): shard.put_start([given[0]], 100,
+                    groups=[given[1]]), InvalidArgumentError)  # fmt: skip
         return who.asks()
 
 
@@ -151,23 +151,23 @@ def many_segments(who: Insider, count: int) -> float:
         return who.asks()
 
 
-def of_first_shard(prefix: bytes, count: int) -> list[bytes]:
-    """Names of objects that belong to it, in the order of their numbers."""
+def of_shard(index: int, prefix: bytes, count: int) -> list[bytes]:
+    """Names of objects that belong to a shard, in the order of their numbers."""
     names = numbered(prefix, 3 * count + 20)
     return [name for name, shard in zip(names, shard_of(digests(*names), SHARDS), strict=True)
-            if shard == 0][:count]  # fmt: skip
+            if shard == index][:count]  # fmt: skip
 
 
 def waiting_puts(who: Insider, count: int) -> float:
     """Puts that wait for space until the end of time, because something of it is leased."""
     with who.bounded(), who.wires() as wires:
         holder = wires.shard()
-        (held,) = of_first_shard(secrets.token_hex(4).encode(), 1)
+        (held,) = of_shard(0, secrets.token_hex(4).encode(), 1)
         holder.put([held], MIB, preferred=[b"w"])
         holder.get([held], ttl_ms=60_000)
         for many in (1, *batches(count, 200)):
             greedy = wires.shard()
-            for name in of_first_shard(secrets.token_hex(4).encode(), many):
+            for name in of_shard(0, secrets.token_hex(4).encode(), many):
                 request = greedy.put_request([name], SLICE_BYTES, wait_ms=FOR_EVER_MS)
                 body = wire.PUT_START.request.pack(**request)
                 greedy.connection.send(wire.PUT_START, body, timeout_s=2 * CALL_S)
@@ -178,8 +178,10 @@ def waiting_puts(who: Insider, count: int) -> float:
         assert not answered, "no put waited, so this was no abuse"
         holder.remove([held], wire.RemoveFlag.FORCE)
         with who.pool.client("beside") as client:
-            client.put("small", b"value", upsert=True)
+            # Pinned, for all that is not makes way at once for those that wait.
+            client.put("small", b"value", upsert=True, hard_pin=True)
             assert client.get("small") == b"value"
+            client.remove("small", force=True)
         return longest
 
 
@@ -194,7 +196,7 @@ def parked_followers(who: Insider, count: int) -> float:
         other = wires.shard()
         asked = follow(other, writer.stats().event_number)
         longest = who.asks()
-        (name,) = of_first_shard(secrets.token_hex(4).encode(), 1)
+        (name,) = of_shard(0, secrets.token_hex(4).encode(), 1)
         writer.put([name], 100)
         told = other.connection.recv(asked, timeout_s=CALL_S)
         assert len(wire.EVENTS.reply.unpack(told).events), "another follower got no news"

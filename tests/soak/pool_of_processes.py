@@ -4,9 +4,10 @@
         for place in pool.places(): ...
 
 A master of two shards with the control port and the metadata server of the original, a worker, a
-standby, the REST service and a front. Each may open so many descriptors. They share a secret, and
-the REST service asks for a token. A program is started when the first of its places is asked for,
-so who wants the first few waits for no others; all take about ten seconds.
+standby, the REST service and a front before an engine, which this process plays. Each may open so
+many descriptors. They share a secret, and the REST service asks for a token. A program is started
+when the first of its places is asked for, so who wants the first few waits for no others; all take
+about ten seconds.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from mooncake_store.wire import cluster as wire
 from mooncake_store.wire.shard import OPEN, SHARD, OpenClient
 from mooncake_store.wire.standby import STANDBY, StandbyRequest
 from tests.processes import children, listening
+from tests.soak.recording_engine import RecordingEngine
 from tests.soak.standbys import HERE, end
 from tests.strangers import descriptors
 from tests.waiting import until
@@ -63,6 +65,8 @@ CALL_S = 30.0
 HTTP, DATA, HANDOVER = "http", "transfer", "shm"
 """What a place speaks that has no registry of operations."""
 SEGMENT = "64MiB"
+LEASE_MS = 1000
+"""Of reads that ask for no other: so long may who puts have to wait for those who read."""
 _NOTED = re.compile(r"(control port|metadata server) is at http://([0-9.:]+)")
 _REST = "from mooncake_store.compat.rest import sync_main; sync_main()"
 
@@ -107,11 +111,13 @@ class PoolOfProcesses:
         self.address = ""
         self._files = files
         self.secret = secrets.token_hex(16).encode()
-        self.token = secrets.token_hex(16)
+        self.token, self.admin_token = secrets.token_hex(16), secrets.token_hex(16)
+        self.engine: RecordingEngine | None = None
+        """What the front leads to, once that runs."""
         self.descriptor: SegmentDescriptor | None = None
         """Of the worker's segment, once that runs."""
         self.directory = Path(tempfile.mkdtemp(prefix="mooncake-pool-"))
-        self._secret_file = self._written("secret", self.secret)
+        self.secret_file = self._written("secret", self.secret)
         self._credentials = str(self.directory / "credentials")
         self.guest = self._principal("guest", Role.READER, "fuzz")
         """What a reader of one namespace proves."""
@@ -140,7 +146,7 @@ class PoolOfProcesses:
                 stdout=subprocess.PIPE, stderr=errors, text=True, cwd=HERE,
                 env=os.environ | {
                     "MOONCAKE_MASTER": self.address,
-                    "MOONCAKE_SECRET_FILE": self._secret_file,
+                    "MOONCAKE_SECRET_FILE": self.secret_file,
                     "MOONCAKE_CREDENTIALS": self._credentials,
                     "MOONCAKE_PROTOCOL": "tcp",
                     "MOONCAKE_GLOBAL_SEGMENT_SIZE": "16777216",
@@ -169,7 +175,7 @@ class PoolOfProcesses:
     def client(self, namespace: str = "default", **settings: object) -> Client:
         """A client that knows the secret."""
         url = f"mooncake://{self.address}/{namespace}"
-        return Client(url, secret_file=self._secret_file, **settings)
+        return Client(url, secret_file=self.secret_file, **settings)
 
     def ask(self, operation: Operation, request: object, address: str = "") -> object:
         """What the master answers, or whoever leads at another address."""
@@ -183,8 +189,7 @@ class PoolOfProcesses:
         yield from self._master_and_worker()
         yield self._standby()
         yield self._rest()
-        pid, log, port = self._start("front", "-m", "tests.serving.front.http_program", "front")
-        yield Place("front", pid, log, ("127.0.0.1", int(port)), HTTP)
+        yield self._front()
 
     def _standby(self) -> Place:
         kept = "--state", str(self.directory / "two"), "--journal", "replicated"
@@ -211,6 +216,16 @@ class PoolOfProcesses:
         until(lambda: port in listening(pid), what="the REST service")
         return Place("rest", pid, log, ("127.0.0.1", port), HTTP)
 
+    def _front(self) -> Place:
+        self.engine = RecordingEngine()
+        key = self._written("admin", self.admin_token.encode())
+        pid, log, facts = self._store(
+            "front", "serve", "--port", "0", "--backend", f"engine={self.engine.url}",
+            "--admin-token-file", key,
+        )  # fmt: skip
+        where = Address.parse(facts["url"].partition("//")[2])
+        return Place("front", pid, log, (where.host, where.port), HTTP)
+
     def _master_and_worker(self) -> Iterator[Place]:
         memory = self.directory / "memory"
         memory.mkdir()
@@ -218,6 +233,7 @@ class PoolOfProcesses:
             "master", "master", "--port", "0", "--state", str(self.directory / "one"),
             "--journal", "replicated", "--shards", "2", "--metrics_port=0",
             "--enable_http_metadata_server", "--http_metadata_server_port=0",
+            f"--default_kv_lease_ttl={LEASE_MS}",
         )  # fmt: skip
         self.address = facts["address"]
         at, worker_log, _ = self._store(
@@ -242,6 +258,14 @@ class PoolOfProcesses:
             where = Address.parse(address)
             yield Place(name.split()[0], pid, log, (where.host, where.port), HTTP)
 
+    def fronts(self) -> Iterator[Place]:
+        """Start fronts that have something to answer with, and ask for tokens."""
+        pid, log, ports = self._start(
+            "fronts", "-m", "tests.fuzz.fronts", self.token, self.admin_token
+        )
+        for name, port in zip(("workers", "engines"), ports.split(), strict=True):
+            yield Place(name, pid, log, ("127.0.0.1", int(port)), HTTP)
+
     def ended(self) -> list[str]:
         """Which programs have ended, though nobody asked them to."""
         return [name for name, each in self._running.items() if each.poll() is not None]
@@ -255,6 +279,8 @@ class PoolOfProcesses:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 each.wait(CALL_S)
             end(each)
+        if self.engine is not None:
+            self.engine.close()
         for folder in self.directory.glob("*/shard-*"):
             remove_rings(folder)
         shutil.rmtree(self.directory)

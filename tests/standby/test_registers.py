@@ -1,33 +1,28 @@
 """What a master tells a standby of its workers and segments, and does not tell others."""
 
 import asyncio
-from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from mooncake_store.core.options import ShardConfig
 from mooncake_store.core.shard import Shard
-from mooncake_store.errors import AuthError, UnavailableError
+from mooncake_store.errors import UnavailableError
 from mooncake_store.master import cluster
 from mooncake_store.master.register_news import RegisterNews
 from mooncake_store.master.registers import RegisterFile, Registers
 from mooncake_store.wire.standby import (
-    HAND_OVER,
     PROMOTE,
     REGISTERS,
-    HandOver,
     PromoteRequest,
     RegistersRequest,
 )
 from tests.master.test_reconciling import Connection, Run, known
 from tests.waiting import until_async
-from transfer_engine.wire.frame import Frame
 
 pytestmark = pytest.mark.asyncio
 
 LONG_MS = 600_000
-READER = SimpleNamespace(session=SimpleNamespace(read_only=True))
 
 
 @pytest.fixture
@@ -179,17 +174,6 @@ async def test_a_master_that_ends_lets_nobody_wait(tmp_path, shards):
         waiting = asyncio.ensure_future(run.ask(REGISTERS, asked))
         await asyncio.sleep(0)
     assert (await waiting).version == first.version
-
-
-@pytest.mark.parametrize(
-    ("operation", "request_"),
-    [(REGISTERS, RegistersRequest()), (PROMOTE, PromoteRequest()), (HAND_OVER, HandOver())],
-)
-async def test_readers_are_told_nothing_and_promote_nobody(tmp_path, shards, operation, request_):
-    async with Run(tmp_path, shards) as run:
-        frame = Frame(operation.opcode, 0, 1, 0, operation.request.pack(request_))
-        with pytest.raises(AuthError, match="read-only"):
-            run.service.handle(READER, frame)
 
 
 async def test_a_master_is_no_standby_and_one_that_keeps_nothing_has_none(tmp_path, shards):

@@ -10,6 +10,7 @@ from tests.strangers import Crowd
 from tests.waiting import PATIENCE_S, long_before, until
 from transfer_engine.errors import ConfigError
 from transfer_engine.rpc import entrance, http
+from transfer_engine.rpc.accepting import Acceptor, listen
 from transfer_engine.rpc.entrance import PER_ADDRESS_MAX
 from transfer_engine.rpc.http import TEXT, HttpReply, HttpServer
 
@@ -49,6 +50,26 @@ def send(server, data):
 
 def answers(server):
     return send(server, b"GET / HTTP/1.0\r\n\r\n").endswith(b"nothing")
+
+
+def test_an_answer_does_not_wait_for_what_was_sent_before_to_be_acknowledged():
+    async def main():
+        met = asyncio.get_running_loop().create_future()
+
+        class Met(asyncio.Protocol):
+            def connection_made(self, transport):
+                sock = transport.get_extra_info("socket")
+                met.set_result(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+                transport.close()
+
+        listener = listen("127.0.0.1", 0)
+        acceptor = Acceptor(listener, "a port", Met, lambda: None)
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        assert await asyncio.wait_for(met, PATIENCE_S) == 1
+        writer.close()
+        acceptor.close()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from transfer_engine.rpc.aio import AsyncClient
 from transfer_engine.rpc.blocking import BlockingConnection
 from transfer_engine.rpc.echo import ECHO, REGISTRY, SLEEP
 from transfer_engine.rpc.entrance import PER_ADDRESS_MAX
+from transfer_engine.rpc.limits import ServerLimits
 from transfer_engine.rpc.pool import BlockingPool
-from transfer_engine.rpc.serving import ServerLimits
 from transfer_engine.wire.handshake import ClientHandshake, Identity
 
 SMALL = ECHO.request.pack(payload=b"x" * 100)

@@ -22,8 +22,8 @@ from transfer_engine.errors import (
 )
 from transfer_engine.rpc.blocking import BlockingConnection
 from transfer_engine.rpc.echo import ECHO, REGISTRY, SLEEP, handle
+from transfer_engine.rpc.limits import ServerLimits
 from transfer_engine.rpc.server import Server, bound, run
-from transfer_engine.rpc.serving import ServerLimits
 from transfer_engine.wire.faults import decode_error
 from transfer_engine.wire.frame import FrameDecoder, encode_frame, frame_bytes
 from transfer_engine.wire.handshake import HANDSHAKE_LIMITS, ClientHandshake, Identity

@@ -14,7 +14,7 @@ from tests.wire.helpers import on_loop, serving
 from transfer_engine.rpc import spinning
 from transfer_engine.rpc.blocking import BlockingConnection
 from transfer_engine.rpc.echo import COLUMNS, ECHO, REGISTRY, SLEEP
-from transfer_engine.rpc.serving import ServerLimits
+from transfer_engine.rpc.limits import ServerLimits
 from transfer_engine.rpc.spinning import SPIN_NS, LoopSpin, Spin
 
 

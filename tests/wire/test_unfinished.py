@@ -11,7 +11,7 @@ from transfer_engine.rpc import unfinished
 from transfer_engine.rpc.blocking import BlockingConnection
 from transfer_engine.rpc.echo import ECHO, REGISTRY
 from transfer_engine.rpc.entrance import GROWTH_BYTES, STALL_S
-from transfer_engine.rpc.serving import ServerLimits
+from transfer_engine.rpc.limits import ServerLimits
 from transfer_engine.rpc.unfinished import Unfinished
 from transfer_engine.wire.frame import encode_frame
 

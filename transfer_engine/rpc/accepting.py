@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from transfer_engine.errors import ConfigError
 from transfer_engine.lasting import Setbacks
-from transfer_engine.rpc.address import Address
+from transfer_engine.rpc.address import Address, tune
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +64,8 @@ class Acceptor:
             return
         self._setbacks.worked()
         sock.setblocking(False)
+        # The loop does so only for sockets that name their protocol, which accepted ones do not.
+        tune(sock)
         meeting: asyncio.Task[object] = self._loop.create_task(
             self._loop.connect_accepted_socket(self._factory, sock)
         )

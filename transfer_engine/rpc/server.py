@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from transfer_engine.errors import ConfigError
 from transfer_engine.rpc.address import Address, check_private
 from transfer_engine.rpc.entrance import STALL_S, Entrance
+from transfer_engine.rpc.limits import ServerLimits
 from transfer_engine.rpc.reached import Reached
-from transfer_engine.rpc.serving import WRITE_BYTES, Connection, Handler, ServerLimits, Service
+from transfer_engine.rpc.serving import WRITE_BYTES, Connection, Handler, Service
 from transfer_engine.rpc.spinning import LoopSpin
 from transfer_engine.rpc.unfinished import SWEEP_S, Unfinished
 from transfer_engine.wire.frame import VERSIONS, VersionRange

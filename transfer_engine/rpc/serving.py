@@ -37,7 +37,7 @@ from transfer_engine.errors import (
     UnavailableError,
 )
 from transfer_engine.rpc.address import tune
-from transfer_engine.rpc.entrance import HANDSHAKE_S, tcp_idle_s
+from transfer_engine.rpc.entrance import tcp_idle_s
 from transfer_engine.rpc.failures import gave_way
 from transfer_engine.rpc.neighbours import stranger
 from transfer_engine.wire.faults import encode_error
@@ -62,13 +62,14 @@ from transfer_engine.wire.handshake import (
 
 if TYPE_CHECKING:
     from transfer_engine.rpc.entrance import Entrance
+    from transfer_engine.rpc.limits import ServerLimits
     from transfer_engine.rpc.reached import Reached
     from transfer_engine.rpc.spinning import LoopSpin
     from transfer_engine.rpc.unfinished import Unfinished
     from transfer_engine.wire.keyring import Keyring
     from transfer_engine.wire.registry import Registry
 
-__all__ = ["WRITE_BYTES", "Connection", "Handler", "Reply", "ServerLimits", "Service"]
+__all__ = ["WRITE_BYTES", "Connection", "Handler", "Reply", "Service"]
 
 log = logging.getLogger(__name__)
 
@@ -83,27 +84,6 @@ WRITE_BYTES = 1 << 16
 # costs grows with its length and that of its reply, and there is a cost of each.
 TURN_BYTES = 1 << 16
 _REQUEST_BYTES = 128
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """What a server grants its peers, all together and one by one."""
-
-    connections_max: int = 1024
-    """Sessions; strangers have places of their own."""
-    handshake_s: float = HANDSHAKE_S
-    in_flight_max: int = 256
-    write_bytes_max: int = 1 << 18
-    unfinished_bytes_max: int = 256 << 20
-    """Of frames that began and have not ended, all together."""
-    awake_bytes_max: int = 0
-    """Stay awake for a moment after a request of at most this length; 0 sleeps at once.
-
-    For services with single operations that take less time than waking up does. After longer
-    requests the peer has more to do before it asks again.
-    """
-    awake_opcodes: frozenset[int] = frozenset()
-    """Operations after which it stays awake however long the request was."""
 
 
 @dataclass(frozen=True, slots=True)

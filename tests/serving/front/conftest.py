@@ -28,17 +28,29 @@ async def listening(application, port=0):
 
 
 @contextlib.asynccontextmanager
-async def serving(fleet, *, pool_url="", port=0, token="", **settings):
-    """(base URL, conductor) of a front."""
+async def conducting(fleet, pool_url=""):
+    """A conductor of workers."""
     conductor = Conductor(connect=fleet.connect, pool_url=pool_url)
     await conductor.start(fleet.addresses)
-    settings = {"tokenizer": ByteTokenizer()} | settings
-    front = Front(conductor, ConductorBoard(conductor), **settings)
     try:
-        async with listening(front_application(front, Shell(token=token)), port) as url:
-            yield url, conductor
+        yield conductor
     finally:
         await conductor.close()
+
+
+def fronting(conductor, shell, **settings):
+    """The application of a front."""
+    settings = {"tokenizer": ByteTokenizer()} | settings
+    return front_application(Front(conductor, ConductorBoard(conductor), **settings), shell)
+
+
+@contextlib.asynccontextmanager
+async def serving(fleet, *, pool_url="", port=0, token="", **settings):
+    """(base URL, conductor) of a front."""
+    async with conducting(fleet, pool_url) as conductor:
+        application = fronting(conductor, Shell(token=token), **settings)
+        async with listening(application, port) as url:
+            yield url, conductor
 
 
 @pytest_asyncio.fixture

@@ -67,7 +67,10 @@ class Engine:
         return web.Response(text=self.metrics) if self.metrics else web.Response(status=404)
 
     async def complete(self, request):
-        body = await request.json()
+        try:
+            body = await request.json()
+        except ValueError:
+            return web.json_response({"error": {"message": "no JSON"}}, status=400)
         self.seen.append(body)
         self.heads.append((request.path_qs, request.headers))
         self.asked.set()

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import threading
+from pathlib import Path
 
 from mooncake_store.compat.control import Control
 from mooncake_store.compat.rest import MooncakeStoreService
@@ -32,6 +33,11 @@ def with_aiohttp(make):
 KINDS = {
     "control": lambda: plain(lambda: Control("127.0.0.1", 0)),
     "front": lambda: with_aiohttp(lambda: external_application(ExternalFront({}), Shell())),
+    "front, key": lambda: with_aiohttp(
+        lambda: external_application(
+            ExternalFront({}), Shell(admin_token=Path(sys.argv[2]).read_text())
+        )
+    ),
     "rest": lambda: with_aiohttp(lambda: MooncakeStoreService().application(Shell())),
 }
 

@@ -212,6 +212,17 @@ CREDENTIALS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("token", [-1, 1 << 63, 1 << 70])
+async def test_what_no_token_can_be_is_left_to_the_engine_to_refuse(http, token):
+    engines = {"a": Engine()}
+    async with routing(engines) as (url, front):
+        front.indexer.index.register(Registration("a", "m", 1))
+        asked = {"model": "m", "prompt": [7, token]}
+        async with http.post(url + "/v1/completions", json=asked) as response:
+            assert response.status == 200
+    assert len(engines["a"].seen) == 1
+
+
 async def test_what_a_client_proves_to_the_front_no_engine_is_told(http):
     engines = {"a": Engine()}
     shell = Shell(token="of the client", names=("front.example",))

@@ -8,7 +8,7 @@ import pytest
 
 from mooncake_store.errors import ConfigError, RemoteProtocolError
 from serving.connectors.publisher import BlockStored, Publisher
-from serving.front import engine_events
+from serving.front import engine_events, indexer
 from serving.front.engine_events import read_batch
 from serving.front.external import ExternalFront, external_application
 from serving.front.indexer import Cleared, EngineIndex, Registration, Removed, ScopeKey, Stored
@@ -62,6 +62,35 @@ def test_later_blocks_hang_on_earlier_ones():
     assert told(index)["a"]["GPU"] == 12
     source.apply(Cleared())
     assert told(index)["a"]["longest_matched"] == 0
+
+
+def test_what_nobody_has_any_more_is_forgotten_where_it_is_much(monkeypatch):
+    monkeypatch.setattr(indexer, "NAMES_LEAST", 10)
+    index = EngineIndex()
+    source, other = engine(index, "a"), engine(index, "b")
+    other.apply(Stored((b"kept",), None, TOKENS[:4]))
+    for number in range(100):
+        source.apply(Stored((number,), None, (number,) * 4))
+        source.apply(Removed((number,)))
+    source.apply(Stored((100, 101), None, TOKENS[:8]))
+    (scope,) = {each._scope.identity: each._scope for each in index.sources.values()}.values()
+    assert len(scope.names) <= 13
+    assert told(index)["a"]["GPU"] == 8
+    other.apply(Stored((b"next",), b"kept", TOKENS[4:8]))
+    assert told(index)["b"]["GPU"] == 8
+
+
+def test_an_engine_tells_of_so_many_blocks_and_no_more(monkeypatch):
+    monkeypatch.setattr(indexer, "BLOCKS_OF_SOURCE_MAX", 3)
+    index = EngineIndex()
+    source = engine(index, "a")
+    source.apply(Stored((1, 2, 3, 4, 5), None, TOKENS[:20]))
+    assert (source.blocks, source.dropped) == (3, 2)
+    source.apply(Stored((3,), 2, TOKENS[8:12], "cpu"))  # is known
+    source.apply(Removed((2,)))
+    source.apply(Stored((2, 5), 1, TOKENS[4:8]))
+    assert (source.blocks, source.dropped) == (3, 3)
+    assert told(index)["a"]["GPU"] == 12
 
 
 def test_tiers_count_the_faster_ones_in():
@@ -198,6 +227,9 @@ async def test_register_query_and_unregister_over_http(http):
             ("/register", registration("x", dp_rank=-1), "dp_rank"),
             ("/register", registration("x", endpoint=7), "endpoint"),
             ("/register", registration("x|y"), None),
+            ("/register", registration("x" * 1025), "instance_id"),
+            ("/register", registration("x", lora_name="y" * 1025), "lora_name"),
+            ("/register", registration("x", endpoint="tcp://" + "y" * 1025), "endpoint"),
             ("/register", [], None),
             ("/unregister", {"instance_id": ""}, "instance_id"),
             ("/query", {"model": MODEL, "block_size": 4}, "token_ids"),

@@ -335,7 +335,7 @@ async def test_its_files_need_no_key_and_are_fetched_again_only_when_they_change
     folder = Path(pages.__file__).with_name("page")
     assert {name for name, _ in pages.FILES.values()} == {each.name for each in folder.iterdir()}
     async with serving(Fleet(1, 1), token="secret") as (url, _), aiohttp.ClientSession() as http:
-        for path in pages.PAGE_PATHS:
+        for path in pages.FILES:
             async with http.get(url + path) as answer:
                 assert answer.status == 200
                 policy = answer.headers["Content-Security-Policy"]

@@ -74,17 +74,6 @@ def test_without_instances_there_is_no_choice():
     assert Considerate(LocalCache()).place(Demand(100), [], costs()) is None
 
 
-@pytest.mark.parametrize(
-    ("shared", "busy", "chosen"),
-    [(False, 0, "idle"), (False, 1, "idle"), (True, 0, "idle"), (True, 1, "holder")],
-)
-def test_a_second_of_work_counts_the_more_the_more_instances_are_busy(shared, busy, chosen):
-    # The rest of the prompt behind others takes 0.9 + 0.5 s, all of it at once 1 s.
-    views = [PrefillView("holder", 0.9), PrefillView("idle"), PrefillView("far", 9.0)]
-    demand, policy = Demand(1000, {"holder": 500}), LocalCache(shared=shared)
-    assert policy.place(demand, views[: 2 + busy], costs()).prefill == chosen
-
-
 @pytest.mark.parametrize(("kind", "speed"), [(CONVERSATION, 0.8), (AGENTS, 1.0)])
 def test_first_tokens_come_sooner_where_prompts_wait(kind, speed):
     trace = columns_of(list(generate(replace(kind, requests=1500), seed=5)))

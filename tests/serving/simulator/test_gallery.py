@@ -42,7 +42,7 @@ def test_a_picture_is_what_its_command_makes(file, folder, picture):
 
 
 def test_every_scenario_is_shown_and_every_picture():
-    assert len(SHOWN) == 4
+    assert len(SHOWN) == 5
     assert sorted(file for file, *_ in SHOWN) == sorted(path.name for path in FOLDER.glob("*.toml"))
     assert sorted(picture for *_, picture in SHOWN) == sorted(
         str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.svg")

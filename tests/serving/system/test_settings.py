@@ -201,7 +201,9 @@ OBSERVED = {
         {"admission": "at-decode"}, refused(batches=(90, 90)), {"admission": "load"}
     ),
     "balancing": Observation(
-        {"balancing": 2.0}, attribute(lambda system: place(system, PrefillView("p0")).pulled)
+        {"balancing": 2.0},
+        attribute(lambda system: place(system, PrefillView("p0")).pulled),
+        {"placement": "cache-centric"},
     ),
     "placement": Observation(
         {"placement": "local-cache"},
@@ -228,8 +230,8 @@ def test_engines_of_others_are_chosen_by_the_same_policies_but_pull_nothing():
         chosen[name] = placed.prefill
     assert chosen.pop("random") in ("a", "b")
     assert chosen == {
-        "cache-centric": "b", "considerate": "b", "local-cache": "b", "least-loaded": "a",
-        "round-robin": "a",
+        "cache-centric": "b", "thrifty": "b", "considerate": "b", "local-cache": "b",
+        "least-loaded": "a", "round-robin": "a",
     }  # fmt: skip
 
 
