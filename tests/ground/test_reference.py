@@ -23,9 +23,9 @@ def test_what_http_ports_say_of_themselves_is_up_to_date():
     from scripts.http_reference import PAGES as descriptions
     from scripts.http_reference import text
 
-    assert {each.name for each in (FOLDER / "http").iterdir()} == set(descriptions)
+    assert {each.name for each in (FOLDER / "reference" / "http").iterdir()} == set(descriptions)
     for name in descriptions:
-        written = (FOLDER / "http" / name).read_text(encoding="utf-8")
+        written = (FOLDER / "reference" / "http" / name).read_text(encoding="utf-8")
         assert written == text(name), "run: python scripts/http_reference.py"
 
 
