@@ -24,13 +24,14 @@ from transfer_engine.lasting import Seldom
 if TYPE_CHECKING:
     from msgspec import Struct
 
-__all__ = ["ANYBODY", "POOL", "Lack", "acted", "refused"]
+__all__ = ["ANYBODY", "POOL", "READERS", "Lack", "acted", "refused"]
 
 log = logging.getLogger(__name__)
 
 Lack: TypeAlias = Literal["role", "namespace", "key"]
 """What somebody lacks for what he asks."""
-POOL, ANYBODY = "the pool's secret", "anybody, as there is no secret"
+POOL, READERS = "the pool's secret", "the read-only secret"
+ANYBODY = "anybody, as there is no secret"
 """Who somebody is that has no name."""
 _ARGUMENT_CHARS, _OUTCOME_CHARS, _SHOWN_BYTES = 60, 200, 8
 _KINDS_MAX = 1024

@@ -30,7 +30,7 @@ def steps(text):
     found = []
     for block in FENCE.finditer(text):
         if block["info"].strip() == "console":
-            for line in block["body"].splitlines():
+            for line in block["body"].replace("\\\n", " ").splitlines():
                 if line.startswith("$ "):
                     found.append((line.removeprefix("$ "), []))
                 else:

@@ -17,7 +17,7 @@ from mooncake_store.wire import hosts, standby
 from mooncake_store.wire import shard as wire
 from tests.master.wires import ClusterWire, ShardWire
 from transfer_engine import audit
-from transfer_engine.wire.keyring import Alone
+from transfer_engine.wire.keyring import Alone, read_only_secret
 from transfer_engine.wire.rights import Role
 
 SECRET = secrets.token_hex(32).encode()
@@ -61,7 +61,8 @@ def asked_by(cluster, texts):
     opened = []
 
     def connect(name):
-        secret = Alone(credential_of(texts[1][name].encode())) if name else SECRET
+        without_name = {"": SECRET, "the read-only secret": read_only_secret(SECRET)}
+        secret = without_name.get(name) or Alone(credential_of(texts[1][name].encode()))
         opened.append(ClusterWire(cluster.address, secret=secret))
         return opened[-1]
 
@@ -113,7 +114,7 @@ def test_what_only_asks_is_no_action(asked_by, told):
     assert told() == []
 
 
-@pytest.mark.parametrize("name", ["node", "looker"])
+@pytest.mark.parametrize("name", ["node", "looker", "the read-only secret"])
 def test_a_refusal_is_told_once_however_often_it_is_asked_for(asked_by, told, name):
     wires = asked_by(name)
     for _ in range(50):

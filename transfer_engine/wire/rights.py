@@ -42,7 +42,7 @@ class Rights:
     @property
     def who(self) -> str:
         """How a log names whoever has them."""
-        return self.principal or audit.POOL
+        return self.principal or (audit.POOL if self.role == Role.ADMIN else audit.READERS)
 
     def refusal(self, needs: Role, operation: str, key: str | None = None) -> AuthError:
         """Return what is said about an operation that is for others, and tell the log of it."""
