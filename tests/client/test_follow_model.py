@@ -176,8 +176,8 @@ def pages_of_few_rows(monkeypatch):
     """A snapshot takes several requests, with anything in between."""
     whole = Shard.event_snapshot
 
-    def page(shard, cursor=0, rows_max=PAGE_ROWS):
-        return whole(shard, cursor, rows_max)
+    def page(shard, cursor=0, rows_max=PAGE_ROWS, **of):
+        return whole(shard, cursor, rows_max, **of)
 
     monkeypatch.setattr(Shard, "event_snapshot", page)
 
