@@ -69,7 +69,7 @@ class Life:
 
     def answer(self, call):
         _, operation, body = call
-        connection = SimpleNamespace(context=SimpleNamespace(handle=1, read_only=False))
+        connection = SimpleNamespace(context=SimpleNamespace(handle=1, tenant=0, confined=False))
         return self.service.handle(connection, Frame(operation.opcode, 0, 1, 0, body))
 
 
