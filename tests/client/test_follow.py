@@ -283,7 +283,9 @@ def test_a_follower_that_missed_more_than_is_kept_gets_a_snapshot(start, connect
 def test_what_changes_among_pages_that_were_told_is_told_too(start, connect, reader, monkeypatch):
     """A snapshot of many objects takes several requests, and the store is used meanwhile."""
     whole = Shard.event_snapshot
-    monkeypatch.setattr(Shard, "event_snapshot", lambda shard, cursor: whole(shard, cursor, 8))
+    monkeypatch.setattr(
+        Shard, "event_snapshot", lambda shard, cursor, **of: whole(shard, cursor, 8, **of)
+    )
     url = start().url
     store = connect(url)
     keys = [f"key-{n}" for n in range(40)]

@@ -69,7 +69,7 @@ class Life:
 
     def answer(self, call):
         _, operation, body = call
-        connection = SimpleNamespace(context=SimpleNamespace(handle=1, read_only=False))
+        connection = SimpleNamespace(context=SimpleNamespace(handle=1, tenant=0, confined=False))
         return self.service.handle(connection, Frame(operation.opcode, 0, 1, 0, body))
 
 
@@ -176,8 +176,8 @@ def pages_of_few_rows(monkeypatch):
     """A snapshot takes several requests, with anything in between."""
     whole = Shard.event_snapshot
 
-    def page(shard, cursor=0, rows_max=PAGE_ROWS):
-        return whole(shard, cursor, rows_max)
+    def page(shard, cursor=0, rows_max=PAGE_ROWS, **of):
+        return whole(shard, cursor, rows_max, **of)
 
     monkeypatch.setattr(Shard, "event_snapshot", page)
 

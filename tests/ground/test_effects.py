@@ -560,7 +560,7 @@ def test_nothing_is_observed_that_is_no_setting():
 
 def test_the_threshold_of_serving_decides_where_a_prefix_comes_from():
     def pulled(**given):
-        system = ServingSystem(SystemSettings(**given))
+        system = ServingSystem(SystemSettings(placement="cache-centric", **given))
         found = system._scheduler.policies.placement.place(
             Demand(1000, {"p0": 100, "pool": 160}), [PrefillView("p0")], costs()
         )

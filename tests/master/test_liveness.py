@@ -91,9 +91,7 @@ def test_forgotten_workers_are_not_reported(watch):
 
 def test_a_worker_that_is_called_back_is_a_stranger_until_it_has_mounted(watch):
     clock, liveness, reports = watch
-    connection = SimpleNamespace(
-        session=SimpleNamespace(read_only=False), context=None, on_close=lambda call: None
-    )
+    connection = SimpleNamespace(context=None, on_close=lambda call: None)
 
     def known():
         frame = Frame(PING.opcode, 0, 1, 0, PING.request.pack(Ping(UUID, 1)))
@@ -111,8 +109,7 @@ def test_a_worker_that_is_called_back_is_a_stranger_until_it_has_mounted(watch):
 
 def ping(liveness, uuid=UUID, epoch=1):
     """Have a sign of life answered, as on a connection of its own; whether it was known."""
-    session = SimpleNamespace(read_only=False)
-    connection = SimpleNamespace(session=session, context=None, on_close=lambda call: None)
+    connection = SimpleNamespace(context=None, on_close=lambda call: None)
     frame = SimpleNamespace(body=PING.request.pack(Ping(uuid, epoch)))
     return PING.reply.unpack(liveness._handle(connection, frame)).known
 
