@@ -27,7 +27,10 @@ def member(
     and workers are told the etcd, by a URL such as mooncake+etcd://10.0.0.9:2379/prod, or all
     members.
     """
-    from mooncake_store.program.garbage_collection import hold_garbage_collection
+    from mooncake_store.program.garbage_collection import (
+        hold_garbage_collection,
+        settle_garbage_collection,
+    )
 
     hold_garbage_collection()
     from mooncake_store.config.settings import load, settings_of
@@ -51,6 +54,7 @@ def member(
             human=lambda: f"mooncake member {told} at {facts['address']}",
         )
         sys.stdout.flush()
+        settle_garbage_collection()
 
     async def serve() -> None:
         await serve_member(settings, elected, secret, ready, stop_of(None))

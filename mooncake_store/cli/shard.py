@@ -89,7 +89,10 @@ def serve(
     What concerns objects is set at the master; of the options here, those of this host count: its
     addresses, state, secret and logs.
     """
-    from mooncake_store.program.garbage_collection import hold_garbage_collection
+    from mooncake_store.program.garbage_collection import (
+        hold_garbage_collection,
+        settle_garbage_collection,
+    )
 
     hold_garbage_collection()
     from mooncake_store.credentials import pool_secret_in
@@ -111,6 +114,7 @@ def serve(
             human=lambda: f"mooncake shard leads {led} shards of {of} at {facts['address']}",
         )
         sys.stdout.flush()
+        settle_garbage_collection()
 
     async def serve_it() -> None:
         await serve_host(settings, masters, wanted, copied, secret, ready, stop_of(None))

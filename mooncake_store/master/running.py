@@ -89,6 +89,7 @@ async def serve_standby(
         if config.port_file:
             write_port_file(config.port_file, facts)
         on_ready(facts)
+        settle_garbage_collection()
 
     ahead = Ahead(config, secret)
     try:

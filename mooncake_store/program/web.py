@@ -12,7 +12,8 @@ wait for a request, or are still sending one, make room for others, who was sile
 first; those whose request is being answered never do. A body has to go on, by `GROWTH_BYTES` each
 `STALL_S`. What a request may be is `program.shell`'s.
 
-What clients do wrong aiohttp logs each time, with a traceback; here it is told once in a while.
+What clients do wrong aiohttp logs each time, with a traceback; here it is told once in a while, in
+a line.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import logging
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from transfer_engine.lasting import Seldom
 from transfer_engine.rpc.accepting import Acceptor
@@ -38,6 +40,9 @@ log = logging.getLogger(__name__)
 
 SESSIONS_MAX = 1024
 _HEAD_BYTES_MAX = 64 << 10
+_CALLERS = HttpProcessingError, ClientConnectionResetError
+"""What aiohttp raises for what a caller has sent, or that it left."""
+_SHOWN = 200
 _END = b"\r\n\r\n"
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\n"
@@ -53,11 +58,17 @@ class _Once(logging.Filter):
         self._seldom: dict[object, Seldom] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        kind = record.exc_info[0] if record.exc_info else None
+        kind, error = record.exc_info[:2] if record.exc_info else (None, None)
         more = self._seldom.setdefault((record.msg, kind), Seldom()).due()
-        if more:
-            record.msg, record.args = record.getMessage() + more, ()
-        return more is not None
+        if more is None:
+            return False
+        text = record.getMessage()
+        if isinstance(error, _CALLERS):
+            record.exc_info = record.exc_text = None
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+            text = f"{text}: {type(error).__name__}: {' '.join(str(error).split())[:_SHOWN]}"
+        record.msg, record.args = text + more, ()
+        return True
 
 
 class _Door(asyncio.Protocol):

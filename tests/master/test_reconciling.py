@@ -42,7 +42,7 @@ class Connection:
     """What the cluster service sees of whoever asks."""
 
     def __init__(self):
-        self.session = SimpleNamespace(read_only=False)
+        self.session = SimpleNamespace(read_only=False, proven=False)
         self._closings = []
 
     def on_close(self, closing):

@@ -12,6 +12,7 @@ from mooncake_store import LocalCluster, credentials
 from mooncake_store.client import Client
 from mooncake_store.config.settings import WorkerConfig, load
 from mooncake_store.core.records import EVENT, Status
+from mooncake_store.core.tasks import TaskState
 from mooncake_store.credentials import Alone, credential_of, secret_in
 from mooncake_store.errors import AuthError, StoreError
 from mooncake_store.wire import cluster as cluster_wire
@@ -302,9 +303,11 @@ def test_a_worker_lends_and_copies_with_a_credential_of_its_own(
         client.put("here", b"value" * 1000, preferred=["worker-0"])
         [number] = lending.numbers
         digest = client.identity.digest("here")
-        submitted = tenant("alice").cold(wire.SUBMIT_TASK, wire.SubmitTask(0, digest, (number,)))
-        assert submitted.status == 0
-        until(lambda: len(client.stat("here").replicas) == 2)
+        shard = tenant("alice")
+        task = shard.cold(wire.SUBMIT_TASK, wire.SubmitTask(0, digest, (number,))).number
+        asked = wire.TaskRequest(task)
+        until(lambda: shard.cold(wire.TASK, asked).state == TaskState.SUCCESS)
+        assert len(client.stat("here").replicas) == 2
         assert client.get("here") == b"value" * 1000
         client.remove("here", force=True)
         client.put("there", b"other" * 1000, preferred=["node"])

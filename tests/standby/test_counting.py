@@ -88,7 +88,9 @@ class Connection:
     peer = "10.0.0.6:1"
 
     def __init__(self, role="standby"):
-        self.session = SimpleNamespace(read_only=False, peer=SimpleNamespace(role=role))
+        self.session = SimpleNamespace(
+            read_only=False, proven=False, peer=SimpleNamespace(role=role)
+        )
         self.closed = []
 
     def on_close(self, tell):
