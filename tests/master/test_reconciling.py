@@ -42,6 +42,7 @@ class Connection:
     """What the cluster service sees of whoever asks."""
 
     def __init__(self):
+        self.peer = "127.0.0.1:1"
         self.session = SimpleNamespace(read_only=False, proven=False)
         self._closings = []
 
