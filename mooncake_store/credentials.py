@@ -31,17 +31,27 @@ import msgspec
 from mooncake_store.endpoint import read_private, read_secret
 from mooncake_store.errors import AlreadyExistsError, ConfigError, NotFoundError
 from mooncake_store.master.kept_files import write_whole
-from transfer_engine.wire.keyring import Alone, Credential, Key, Keyring, SharedSecret
+from transfer_engine.wire.keyring import (
+    Alone,
+    Credential,
+    Key,
+    Keyring,
+    SharedSecret,
+    keyring_of,
+)
 from transfer_engine.wire.rights import Rights, Role
+from transfer_engine.wire.tls import Tls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mooncake_store.config.guarded import Guarded
+    from mooncake_store.config.guarded import Guarded, Proving
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = [
     "Entry", "Gate", "NamedKeyring", "credential_of", "entries", "gate_of", "look", "make",
-    "pool_secret_in", "revoke", "rotate", "secret_in", "text_of", "write_text",
+    "pool_secret_in", "pool_secret_of", "revoke", "rotate", "sealing", "secret_in", "secret_of",
+    "text_of", "told", "write_text",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -98,7 +108,7 @@ class NamedKeyring(Keyring):
 
     def __init__(self, own: bytes | Keyring, directory: str) -> None:
         shared = SharedSecret(own) if isinstance(own, bytes) else own
-        self.own = shared.own
+        self.own, self.tls = shared.own, shared.tls
         self._shared = shared
         self._directory = Path(directory).expanduser().absolute()
         self._looked_at = time.monotonic()
@@ -361,16 +371,57 @@ def pool_secret_in(path: str) -> bytes | None:
     )
 
 
+def secret_of(config: Proving) -> Keyring | None:
+    """Return what a program proves itself with, as its settings say. Raises ConfigError."""
+    return sealing(config, secret_in(config.secret_file))
+
+
+def pool_secret_of(config: Proving) -> Keyring | None:
+    """Return the same for a master. Raises ConfigError for a principal's."""
+    return sealing(config, pool_secret_in(config.secret_file))
+
+
+def sealing(config: Proving, secret: Secret | None) -> Keyring | None:
+    """Return a secret whose connections are sealed as the settings say. Raises ConfigError.
+
+    One that says so itself stays as it is.
+    """
+    keyring = keyring_of(secret)
+    if not config.sealed or (keyring is not None and keyring.tls is not None):
+        return keyring
+    if keyring is None:
+        raise ConfigError(
+            "TLS says who a server is, and nothing says who may come in",
+            advice="set secret_file as well",
+        )
+    if config.tls_key:
+        read_private(config.tls_key, _FILE_BYTES_MAX)  # only this user can
+    keyring.tls = Tls(
+        certificate=config.tls_certificate,
+        key=config.tls_key,
+        authority=config.tls_authority,
+        name=config.tls_name,
+    )
+    return keyring
+
+
+def told(secret: Secret | None) -> bytes | None:
+    """Return what another process of this pool is told, which has the same settings."""
+    keyring = keyring_of(secret)
+    return None if keyring is None else keyring.own.secret
+
+
 class Gate(TypedDict):
     """Who comes in at a server, as those take it."""
 
-    secret: bytes | Keyring | None
+    secret: Secret | None
     insecure: bool
     reached_as: tuple[str, ...]
 
 
-def gate_of(config: Guarded, secret: bytes | Keyring | None) -> Gate:
+def gate_of(config: Guarded, secret: Secret | None) -> Gate:
     """Return who comes in at the servers of a program. Raises ConfigError."""
+    secret = sealing(config, secret)
     if config.credentials and secret is not None:
         secret = NamedKeyring(secret, config.credentials)
     return {

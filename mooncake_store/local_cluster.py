@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake_store import config
+from mooncake_store.credentials import sealing
 from mooncake_store.journal.ring_file import remove_rings
 from mooncake_store.program.children import START_S, Child
 from mooncake_store.program.orderly_exit import end_at_exit, ended
@@ -228,7 +229,8 @@ class LocalCluster:
         memory = memory_folder(lent)
         if self._held is not None and memory is not None:
             sizes = dict.fromkeys(self._names, lent.segments_bytes)
-            self._held.drop_misfits(memory, sizes, self.address, self._secret)
+            secret = sealing(lent, self._secret)
+            self._held.drop_misfits(memory, sizes, self.address, secret)
 
     def close(self) -> None:
         """End everything; workers take their leave of the master first. What has a state stays."""

@@ -116,16 +116,19 @@ def _connected(sock):
 
 
 @contextlib.contextmanager
-def relay(address, port=0):
-    """Stand between: the address of who passes all bytes on to another, both ways, unchanged."""
+def relay(address, port=0, *, seen=None):
+    """Stand between: the address of who passes all bytes on to another, both ways, unchanged.
+
+    With a bytearray `seen` they are kept as well.
+    """
     host, _, there = str(address).rpartition(":")
 
     class Passing(socketserver.BaseRequestHandler):
         def handle(self):
             with socket.create_connection((host, int(there))) as onward:
-                back = threading.Thread(target=pour, args=(onward, self.request), daemon=True)
+                back = threading.Thread(target=pour, args=(onward, self.request, seen), daemon=True)
                 back.start()
-                pour(self.request, onward)
+                pour(self.request, onward, seen)
                 back.join()
 
     class Relay(socketserver.ThreadingTCPServer):
@@ -142,10 +145,12 @@ def relay(address, port=0):
             thread.join()
 
 
-def pour(source, target):
+def pour(source, target, seen=None):
     """Pass bytes on until one of both is gone."""
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
+            if seen is not None:
+                seen += data
             target.sendall(data)
     for each in (source, target):
         with contextlib.suppress(OSError):

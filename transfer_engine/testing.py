@@ -31,6 +31,8 @@ from transfer_engine.errors import InvalidArgumentError, TransferTimeoutError
 from transfer_engine.segments.file import FileSegment
 from transfer_engine.segments.memory import Segment
 from transfer_engine.transports.server import TransferServer
+from transfer_engine.wire.keyring import SharedSecret
+from transfer_engine.wire.tls import Tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
     from transfer_engine.engine import TransferEngine
     from transfer_engine.handle import SegmentHandle
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["Owner", "OwnerProcess", "TransportCase", "TransportContract", "content"]
 
@@ -59,8 +62,9 @@ class OwnerProcess:
     """A process that serves segments until it is closed, killed or stopped.
 
     Keyword arguments become arguments of its `TransferServer`; `secret` is bytes, and `policy`
-    names an access hook: "read-only", "fence=N" or "nobody". `prefix` is a command that starts it,
-    such as one that enters a network namespace.
+    names an access hook: "read-only", "fence=N" or "nobody". `tls`, beside a secret, has the
+    arguments of a `Tls`. `prefix` is a command that starts it, such as one that enters a network
+    namespace.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -358,13 +362,18 @@ def _policy(name: str | None) -> Callable[[Access], bool] | None:
     return lambda access: access.operation is Operation.READ or access.fence >= fence
 
 
+def _secret(secret: str | None, tls: dict[str, str] | None) -> Secret | None:
+    if secret is None or tls is None:
+        return bytes.fromhex(secret) if secret else None
+    return SharedSecret(bytes.fromhex(secret), tls=Tls(**tls))
+
+
 class Owner:
     """The commands of an owner process, by name."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        secret = options.pop("secret", None)
         self.server = TransferServer(
-            secret=bytes.fromhex(secret) if secret else None,
+            secret=_secret(options.pop("secret", None), options.pop("tls", None)),
             authorize=_policy(options.pop("policy", None)),
             **options,
         )

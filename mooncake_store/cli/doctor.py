@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mooncake_store.cli.shared.app import ExitCode, JsonOption, command, emit, table
-from mooncake_store.cli.shared.client import SecretOption
+from mooncake_store.cli.shared.client import SecretOption, secret_named
 from mooncake_store.cli.shared.program_options import ConfigOption
 
 if TYPE_CHECKING:
@@ -58,13 +58,12 @@ def doctor(
     The exit code says the worst that was found: 0 nothing but notes, 10 warnings, 11 problems.
     """
     from mooncake_store import doctor as examination
-    from mooncake_store.credentials import secret_in
     from mooncake_store.doctor_access import ask_master, examine_access
 
     found = examination.examine(examination.Host())
     found += examine_access(file, secret_file, credentials)
     routes = examination.routes()
-    secret = secret_in(secret_file) if peer or master else None
+    secret = secret_named(secret_file) if peer or master else None
     if peer is not None:
         asked, told = examination.ask_peer(peer, secret)
         found += asked

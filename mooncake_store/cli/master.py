@@ -62,12 +62,12 @@ def master(
     from mooncake_store.program.garbage_collection import hold_garbage_collection
 
     hold_garbage_collection()
-    from mooncake_store.credentials import pool_secret_in
+    from mooncake_store.credentials import pool_secret_of
     from mooncake_store.master.running import run_master
 
     flags = _flags_of_the_original(context.args)
     settings = begin(MasterConfig, file, flags.settings | given)
-    secret = pool_secret_in(settings.secret_file)
+    secret = pool_secret_of(settings)
     shards = None if lead is None else shards_in(lead, settings.shards)
 
     def ready(facts: dict[str, Any]) -> None:

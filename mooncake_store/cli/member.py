@@ -34,7 +34,7 @@ def member(
 
     hold_garbage_collection()
     from mooncake_store.config.settings import load, settings_of
-    from mooncake_store.credentials import pool_secret_in
+    from mooncake_store.credentials import pool_secret_of
     from mooncake_store.master.running import stop_of
     from mooncake_store.program import kernels
     from mooncake_store.standby.member import serve_member
@@ -43,7 +43,7 @@ def member(
     names = {setting.name for setting in settings_of(MemberConfig)} & given.keys()
     own = {name: given.pop(name) for name in names}
     settings = begin(MasterConfig, file, given)
-    secret = pool_secret_in(settings.secret_file)
+    secret = pool_secret_of(settings)
     elected = load(MemberConfig, file=file, overrides=own).value
 
     def ready(facts: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mooncake_store.cli.shared.app import ExitCode, JsonOption, command, emit, table
-from mooncake_store.cli.shared.client import EtcdFileOption, SecretOption
+from mooncake_store.cli.shared.client import EtcdFileOption, SecretOption, secret_named
 
 if TYPE_CHECKING:
     from mooncake_store.wire.standby import StandbyStatus
@@ -50,14 +50,13 @@ def promote(
 
     Clients and workers that were given both addresses go on by themselves.
     """
-    from mooncake_store.credentials import secret_in
     from mooncake_store.endpoint import ETCD_SCHEME, split_address
     from mooncake_store.errors import InvalidArgumentError
     from mooncake_store.wire.cluster import CLUSTER
     from mooncake_store.wire.standby import PROMOTE, PromoteRequest
     from transfer_engine.rpc.blocking import BlockingConnection
 
-    secret = secret_in(secret_file)
+    secret = secret_named(secret_file)
     if address.startswith(ETCD_SCHEME):
         if not check:
             raise InvalidArgumentError(

@@ -95,7 +95,7 @@ def serve(
     )
 
     hold_garbage_collection()
-    from mooncake_store.credentials import pool_secret_in
+    from mooncake_store.credentials import pool_secret_of
     from mooncake_store.hosting.program import serve_host
     from mooncake_store.master.running import stop_of
     from mooncake_store.program import kernels
@@ -104,7 +104,7 @@ def serve(
     masters = masters_named(of, etcd_file, file)
     wanted, copied = ([] if text is None else shards_in(text) for text in (lead, copy))
     settings = begin(MasterConfig, file, given)
-    secret = pool_secret_in(settings.secret_file)
+    secret = pool_secret_of(settings)
 
     def ready(facts: "Mapping[str, Any]") -> None:
         led = ", ".join(map(str, facts["shards"])) or "no"
@@ -321,12 +321,12 @@ def _moved(connection: "BlockingConnection", shard: int, to: str, *, lost: bool)
 @contextmanager
 def _connected() -> "Iterator[BlockingConnection]":
     """A connection to the master that leads, which may wait for some of the shards."""
-    from mooncake_store.credentials import secret_in
+    from mooncake_store.credentials import secret_of
     from mooncake_store.endpoint import split_url
     from mooncake_store.masters import Masters
 
     settings = settings_of_store()
-    secret = secret_in(settings.secret_file)
+    secret = secret_of(settings)
     masters = Masters(split_url(settings.url).masters, settings.etcd_file)
     with connected_to(masters, secret, _hosts) as (connection, _):
         yield connection

@@ -51,12 +51,12 @@ def standby(
     from mooncake_store.program.garbage_collection import hold_garbage_collection
 
     hold_garbage_collection()
-    from mooncake_store.credentials import pool_secret_in
+    from mooncake_store.credentials import pool_secret_of
     from mooncake_store.master.running import run_standby
 
     masters = masters_named(of, etcd_file, file)
     settings = begin(MasterConfig, file, given)
-    secret = pool_secret_in(settings.secret_file)
+    secret = pool_secret_of(settings)
 
     def ready(facts: "Mapping[str, Any]") -> None:
         told = "leads" if facts["leads"] else f"follows {of}"

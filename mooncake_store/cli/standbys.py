@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mooncake_store.cli.shared.app import ExitCode, JsonOption, command, emit
-from mooncake_store.cli.shared.client import EtcdFileOption, SecretOption
+from mooncake_store.cli.shared.client import EtcdFileOption, SecretOption, secret_named
 from mooncake_store.cli.shared.masters import connected_to, masters_named, status_of
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ def standbys(
 
     One that does not follow can be dropped; another one that follows counts then at once.
     """
-    from mooncake_store.credentials import secret_in
     from mooncake_store.errors import InvalidArgumentError
     from mooncake_store.wire.standby import DROP, Drop
 
@@ -61,7 +60,7 @@ def standbys(
         raise InvalidArgumentError(
             f"{drop!r} is no number of a standby", advice="write it as `mooncake standbys` does"
         ) from None
-    secret = secret_in(secret_file)
+    secret = secret_named(secret_file)
     with connected_to(masters, secret, status_of) as (connection, found):
         if number is not None:
             body = DROP.request.pack(Drop(number))

@@ -129,12 +129,12 @@ def worker(
     from mooncake_store.units import parse_duration
 
     hold_garbage_collection()
-    from mooncake_store.credentials import secret_in
+    from mooncake_store.credentials import secret_of
     from mooncake_store.worker.program import run_worker
 
     drain_s = parse_duration(drain)
     settings = begin(WorkerConfig, file, _lent(given))
-    secret = secret_in(settings.secret_file)
+    secret = secret_of(settings)
 
     def ready(facts: dict[str, Any]) -> None:
         emit({"ready": True, **facts}, as_json=as_json, human=lambda: _sentence(facts))

@@ -17,7 +17,7 @@ from mooncake_store.client.core import Core
 from mooncake_store.client.patience import Patience
 from mooncake_store.client.steps import CLUSTER, ReshardedError
 from mooncake_store.config.settings import load_client
-from mooncake_store.credentials import secret_in
+from mooncake_store.credentials import secret_of
 from mooncake_store.endpoint import host_name, split_url
 from mooncake_store.errors import (
     ConfigError,
@@ -111,7 +111,7 @@ class Setup:
     def __init__(self, url: str | None, settings: dict[str, Any]) -> None:
         load_kernels()
         self.config = load_client(url, settings)
-        self.secret = secret_in(self.config.secret_file)
+        self.secret = secret_of(self.config)
         where, self.namespace = split_url(self.config.url)
         self.masters = Masters(where, self.config.etcd_file)
         self.engine = TransferEngine(

@@ -20,7 +20,7 @@ from mooncake_store.compat.memory import Registry, is_mapped
 from mooncake_store.compat.peers import Peer, memory_name
 from mooncake_store.compat.values import TransferNotify
 from mooncake_store.config.settings import WorkerConfig, load
-from mooncake_store.credentials import secret_in
+from mooncake_store.credentials import secret_of
 from mooncake_store.endpoint import is_loopback
 from mooncake_store.errors import ConfigError, InvalidArgumentError, StoreError
 from transfer_engine.engine import TransferEngine as NativeEngine
@@ -102,7 +102,7 @@ class EngineMemory:
     def _serve(self, host: str, port: int, *, fixed: bool) -> TransferServer:
         """Listen on the port, or on any other when that fails and it is not the one agreed on."""
         config = load(WorkerConfig).value
-        self._secret = secret_in(config.secret_file)
+        self._secret = secret_of(config)
         bind = "127.0.0.1" if is_loopback(host) else host
 
         def serve(port: int) -> TransferServer:

@@ -28,7 +28,7 @@ from mooncake_store.compat.codes import log
 from mooncake_store.compat.config import PROTOCOLS, parse_flag, parse_size, split_hostname
 from mooncake_store.compat.disks import DiskWanted, LentDisk
 from mooncake_store.config.settings import WorkerConfig, load
-from mooncake_store.credentials import secret_in
+from mooncake_store.credentials import secret_of
 from mooncake_store.endpoint import ETCD_SCHEME, is_loopback
 from mooncake_store.errors import ConfigError
 from transfer_engine import transports
@@ -196,7 +196,7 @@ def _start(client: Client, name: str, host: str, port: int, **lent: Any) -> Work
     if settings.memory == "auto":
         # It has a name, and ends with its program, which nobody expects to leave memory behind.
         settings = msgspec.structs.replace(settings, memory="anonymous")
-    secret = secret_in(settings.secret_file)
+    secret = secret_of(settings)
     worker = Worker(settings, secret=secret)
     worker.start(timeout_s=client.config.deadline_s)
     return worker

@@ -36,16 +36,14 @@ from mooncake_store.config.checks import (
     check_rails,
 )
 from mooncake_store.config.common import (
-    DataNetworks,
     EtcdFile,
     LogJson,
     LogLevel,
     Overcommit,
     PortFile,
-    SecretFile,
     Strict,
 )
-from mooncake_store.config.guarded import Guarded
+from mooncake_store.config.guarded import Guarded, Proving
 from mooncake_store.config.loading import (
     CLIENT_ARGUMENT,
     COMMAND_LINE,
@@ -435,7 +433,7 @@ class WorkerConfig(Guarded, frozen=True, kw_only=True):
         self.check_guard(self.host, *(split_rail(rail)[0] for rail in self.rails))
 
 
-class ClientConfig(Settings, frozen=True, kw_only=True):
+class ClientConfig(Proving, frozen=True, kw_only=True):
     """Settings of a client: which store it talks to, how patiently, and what it keeps."""
 
     table: ClassVar[str] = "client"
@@ -451,8 +449,6 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
             extra={"general": ("", "url")},
         ),
     ] = "mooncake://127.0.0.1:50051/default"
-    secret_file: SecretFile = ""
-    data_networks: DataNetworks = ()
     etcd_file: EtcdFile = ""
     connect_timeout_s: Annotated[
         DurationS,
@@ -526,6 +522,7 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
             raise Contradiction("client.segment must be 0 or at least 1MiB", "segment")
         check_kept_pool(self.table, self.state, self.url)
         check_networks(self.table, self.data_networks)
+        self.check_tls()
         check_list(self.table, "transports", self.transports)
         check_order(self, "connect_timeout", "deadline", "", strict=False)
 

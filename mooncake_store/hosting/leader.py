@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mooncake_store.masters import Masters, Search
     from transfer_engine.rpc.address import Address
     from transfer_engine.wire.cold import Cold
+    from transfer_engine.wire.keyring import Secret
     from transfer_engine.wire.registry import Operation
 
 __all__ = ["Leader"]
@@ -30,7 +31,7 @@ __all__ = ["Leader"]
 class Leader:
     """Asks the masters that are named."""
 
-    def __init__(self, masters: Masters, secret: bytes | None) -> None:
+    def __init__(self, masters: Masters, secret: Secret | None) -> None:
         self._masters = masters
         self._secret = secret
         self._place: Address | None = None

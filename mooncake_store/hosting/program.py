@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mooncake_store.config.settings import MasterConfig
-from mooncake_store.credentials import gate_of
+from mooncake_store.credentials import gate_of, sealing
 from mooncake_store.hosting.leader import Leader
 from mooncake_store.master.ahead import Ahead
 from mooncake_store.master.counting import Term
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from mooncake_store.wire.hosts import Copy, Joined, Lead, Relay
     from transfer_engine.rpc.serving import Connection
     from transfer_engine.wire.frame import Frame
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["serve_host"]
 
@@ -78,7 +79,8 @@ STOP_S = 4.0
 OWN = frozenset(
     {
         "host", "port", "port_file", "state", "secret_file", "credentials", "reached_as",
-        "insecure", "log_level", "log_json", "connections_max",
+        "insecure", "tls_certificate", "tls_key", "tls_authority", "tls_name", "log_level",
+        "log_json", "connections_max",
     }
 )  # fmt: skip
 """Settings that each host has for itself; all others are the master's."""
@@ -94,14 +96,14 @@ class _ShardHost:
         masters: Masters,
         wanted: Iterable[int],
         copied: Iterable[int],
-        secret: bytes | None,
+        secret: Secret | None,
         stop: asyncio.Event,
     ) -> None:
         self._config = config
         self._masters = masters
         self._wanted = tuple(sorted(wanted))
         self._copied = frozenset(copied)
-        self._secret = secret
+        secret = self._secret = sealing(config, secret)
         self._stop = stop
         self._path = state_path(config)
         self._leader = Leader(masters, secret)
@@ -355,7 +357,7 @@ async def serve_host(
     masters: Masters,
     wanted: Iterable[int],
     copied: Iterable[int],
-    secret: bytes | None,
+    secret: Secret | None,
     on_ready: Callable[[dict[str, Any]], object],
     stop: asyncio.Event,
 ) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mooncake_store.master.shard_link import ReplyT, RequestT
     from mooncake_store.program.fence import Fence
     from transfer_engine.wire.cold import Cold
+    from transfer_engine.wire.keyring import Secret
     from transfer_engine.wire.registry import Operation
 
 __all__ = ["STARTS_MAX", "STOP_S", "Ahead", "RemoteShard", "Shard", "address_of"]
@@ -87,7 +88,7 @@ class Ahead:
     """
 
     def __init__(
-        self, config: MasterConfig, secret: bytes | None, fence: Fence | None = None
+        self, config: MasterConfig, secret: Secret | None, fence: Fence | None = None
     ) -> None:
         self.admin_secret = secrets.token_bytes(32)
         """With which the shards take orders."""

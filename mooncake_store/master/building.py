@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.counting import Term
     from mooncake_store.program.fence import Fence
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = [
     "build_service",
@@ -208,7 +209,7 @@ def server_limits(config: MasterConfig) -> ServerLimits:
 
 
 def shard_server(
-    config: MasterConfig, service: ShardService, cluster: str, secret: bytes | None
+    config: MasterConfig, service: ShardService, cluster: str, secret: Secret | None
 ) -> Server:
     """Return the server of a shard, on the running loop, for clients of its cluster.
 

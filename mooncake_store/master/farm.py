@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mooncake_store.master.shard_link import ShardLink
     from mooncake_store.master.supervisor import Supervisor
     from transfer_engine.rpc.address import Address
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["RESTS", "Farm"]
 
@@ -46,7 +47,7 @@ class Farm:
         path: Path | None,
         cluster: str,
         number: int,
-        secret: bytes | None,
+        secret: Secret | None,
     ) -> None:
         self._supervisor = supervisor
         self._config = config

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from mooncake_store.program.fence import Fence
     from mooncake_store.wire.hosts import HostCopy, Join, Serving, Stay
     from transfer_engine.wire.cold import Cold
+    from transfer_engine.wire.keyring import Secret
     from transfer_engine.wire.registry import Operation
 
 __all__ = ["FIRST", "FIRST_STAYS", "Host", "Hosts", "OwnFacts"]
@@ -119,7 +120,7 @@ class Hosts:
     def __init__(
         self,
         seats: Seats,
-        secret: bytes | None,
+        secret: Secret | None,
         bases: Callable[[int], list[tuple[int, int]]],
         keep: Callable[[], Awaitable[None]],
         agree: Callable[[], Awaitable[None]],

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from mooncake_store.masters import Masters
     from mooncake_store.program.children import Parent
     from transfer_engine.rpc.address import Address
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = [
     "described",
@@ -66,7 +67,7 @@ def described(addresses: Addresses) -> dict[str, Any]:
 
 async def serve_master(
     config: MasterConfig,
-    secret: bytes | None,
+    secret: Secret | None,
     on_ready: Callable[[dict[str, Any]], object],
     parent: Parent | None,
     shards: Collection[int] | None = None,
@@ -78,7 +79,7 @@ async def serve_master(
 async def serve_standby(
     config: MasterConfig,
     masters: Masters,
-    secret: bytes | None,
+    secret: Secret | None,
     on_ready: Callable[[dict[str, Any]], object],
 ) -> None:
     """Copy whichever leads until told to stop, or until promoted; then serve as a master."""
@@ -117,7 +118,7 @@ def stop_of(parent: Parent | None) -> asyncio.Event:
 
 async def lead(
     config: MasterConfig,
-    secret: bytes | None,
+    secret: Secret | None,
     on_ready: Callable[[dict[str, Any]], object],
     stop: asyncio.Event,
     election: Election | None = None,
@@ -218,7 +219,7 @@ async def _lead_once(
 
 def run_master(
     config: MasterConfig,
-    secret: bytes | None,
+    secret: Secret | None,
     on_ready: Callable[[dict[str, Any]], object],
     parent: Parent | None = None,
     shards: Collection[int] | None = None,
@@ -231,7 +232,7 @@ def run_master(
 def run_standby(
     config: MasterConfig,
     masters: Masters,
-    secret: bytes | None,
+    secret: Secret | None,
     on_ready: Callable[[dict[str, Any]], object],
 ) -> None:
     """Run a standby of whichever master leads on the main thread until SIGTERM or SIGINT."""

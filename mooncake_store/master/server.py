@@ -24,7 +24,7 @@ import msgspec
 
 from mooncake_store import __version__
 from mooncake_store.clock import SystemClock
-from mooncake_store.credentials import gate_of
+from mooncake_store.credentials import gate_of, sealing
 from mooncake_store.master.ahead import Ahead
 from mooncake_store.master.building import (
     liveness_times,
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from mooncake_store.master.standbys import Election
     from mooncake_store.wire.standby import HandOver
     from transfer_engine.rpc.address import Address
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["Addresses", "Master"]
 
@@ -104,7 +105,7 @@ class Master:
         self,
         config: MasterConfig,
         *,
-        secret: bytes | None = None,
+        secret: Secret | None = None,
         clock: Clock | None = None,
         election: Election | None = None,
         lead: Collection[int] | None = None,
@@ -120,7 +121,7 @@ class Master:
         self._resting: asyncio.Task[None] | None = None
         self.config = config
         self.epoch = time.time_ns()
-        self._secret = secret
+        secret = self._secret = sealing(config, secret)
         self._clock = clock or SystemClock()
         self._standbys = Standbys(election)
         self.ahead = ahead or Ahead(config, secret, self._standbys.fence)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from mooncake_store.credentials import told
 from mooncake_store.master.ahead import STARTS_MAX, STOP_S, address_of
 from transfer_engine.errors import StoreError, UnavailableError
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from mooncake_store.master.counting import Term
     from mooncake_store.program.children import Child
     from transfer_engine.rpc.address import Address
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["Supervisor"]
 
@@ -54,7 +56,7 @@ class Supervisor:
     def __init__(
         self,
         config: MasterConfig,
-        secret: bytes | None,
+        secret: Secret | None,
         folder: Path | None,
         cluster: str,
         bases: Callable[[int], Awaitable[Sequence[tuple[int, int]]]],
@@ -114,7 +116,7 @@ class Supervisor:
         message = {
             "config": msgspec.to_builtins(self._config),
             "shard": shard.number,
-            "secret": self._secret,
+            "secret": told(self._secret),
             "admin_secret": self.ahead.admin_secret,
             "bases": bases,
             "folder": str(self._folder or ""),

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.masters import Attempt, Masters, Search
     from mooncake_store.standby.mirror import ShardMirror
+    from transfer_engine.wire.keyring import Secret
     from transfer_engine.wire.registry import Operation, Registry
 
 __all__ = ["Follower", "RegistersFollower", "ShardFollower"]
@@ -83,7 +84,7 @@ class Follower(abc.ABC):
     """A thread that asks its leader again and again. Derived ones say where, and what for."""
 
     def __init__(
-        self, name: str, registry: Registry, secret: bytes | None, role: str = "standby"
+        self, name: str, registry: Registry, secret: Secret | None, role: str = "standby"
     ) -> None:
         self.name = name
         self._role = role
@@ -188,7 +189,7 @@ class RegistersFollower(Follower):
     def __init__(
         self,
         masters: Masters,
-        secret: bytes | None,
+        secret: Secret | None,
         path: Path,
         shards: int,
         on_news: Callable[[], object],
@@ -399,7 +400,7 @@ class ShardFollower(Follower):
         find: Callable[[], tuple[str, str]],
         mirror: ShardMirror,
         shard: int,
-        secret: bytes | None,
+        secret: Secret | None,
         number: int,
         role: str = "standby",
     ) -> None:

@@ -34,7 +34,7 @@ from mooncake_store.coordination.base import FAULTS, Put
 from mooncake_store.coordination.directory import LEADER, MEMBERS, Place
 from mooncake_store.coordination.election import campaign, leaders
 from mooncake_store.coordination.etcd import EtcdCoordinator
-from mooncake_store.credentials import gate_of
+from mooncake_store.credentials import gate_of, sealing
 from mooncake_store.endpoint import split_addresses, split_etcd
 from mooncake_store.journal.origin import Origin
 from mooncake_store.master.ahead import Ahead
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from mooncake_store.coordination.base import Coordinator
     from mooncake_store.coordination.election import Leader, Leadership
     from mooncake_store.coordination.leases import Lease
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["serve_member"]
 
@@ -123,7 +124,7 @@ class _Office:
 class _Term:
     """What is made before it: its end, and the processes that know of that."""
 
-    def __init__(self, config: MasterConfig, secret: bytes | None) -> None:
+    def __init__(self, config: MasterConfig, secret: Secret | None) -> None:
         self.fence = Fence.make()
         self.ahead = Ahead(config, secret, self.fence)
 
@@ -163,7 +164,7 @@ class _Member:
         self,
         config: MasterConfig,
         coordinator: Coordinator,
-        secret: bytes | None,
+        secret: Secret | None,
         on_ready: Callable[[dict[str, Any]], object],
         stop: asyncio.Event,
         grace_s: float,
@@ -171,7 +172,7 @@ class _Member:
         self._config = config
         self._grace_s = grace_s
         self._coordinator = coordinator
-        self._secret = secret
+        secret = self._secret = sealing(config, secret)
         self._on_ready = on_ready
         self._stop = stop
         self._path = state_path(config)
@@ -398,7 +399,7 @@ async def _first_of(*ends: asyncio.Future[Any], timeout_s: float | None = None) 
 async def serve_member(
     config: MasterConfig,
     member: MemberConfig,
-    secret: bytes | None,
+    secret: Secret | None,
     on_ready: Callable[[dict[str, Any]], object],
     stop: asyncio.Event,
 ) -> None:

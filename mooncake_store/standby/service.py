@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mooncake_store import __version__
-from mooncake_store.credentials import gate_of
+from mooncake_store.credentials import gate_of, sealing
 from mooncake_store.journal.origin import Origin
 from mooncake_store.master.building import load_kernels
 from mooncake_store.master.cluster_service import carried_out
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from mooncake_store.masters import Masters
     from transfer_engine.rpc.serving import Connection, Reply
     from transfer_engine.wire.frame import Frame
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["Desk", "Standby", "follow_until_promoted", "number_of", "state_path"]
 
@@ -94,7 +95,7 @@ class Standby:
         self,
         config: MasterConfig,
         masters: Masters,
-        secret: bytes | None,
+        secret: Secret | None,
         ahead: Ahead,
         *,
         counts: bool = True,
@@ -107,7 +108,7 @@ class Standby:
         self._ahead = ahead
         self._readying: asyncio.Future[None] | None = None
         self._config = config
-        self._secret = secret
+        secret = self._secret = sealing(config, secret)
         self._path = state_path(config)
         self._undo = ExitStack()
         self._undo.enter_context(held(self._path))
@@ -456,7 +457,7 @@ async def _first_of(*ends: asyncio.Future[Any]) -> None:
 async def follow_until_promoted(
     config: MasterConfig,
     masters: Masters,
-    secret: bytes | None,
+    secret: Secret | None,
     stop: asyncio.Event,
     on_ready: Callable[[str], object],
     ahead: Ahead,

@@ -45,7 +45,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mooncake_store.credentials import gate_of
+from mooncake_store.credentials import gate_of, sealing
 from mooncake_store.endpoint import Etcd, host_name, split_masters, split_rail
 from mooncake_store.program.children import START_S
 from mooncake_store.program.logs import StateLog
@@ -133,7 +133,7 @@ class Worker:
         self.host = host_name()
         self.numbers: tuple[int, ...] = ()
         self._lent = WorkerSegments(config, self.name)
-        self._secret = secret
+        secret = self._secret = sealing(config, secret)
         self._server: TransferServer | None = None
         self._specs: tuple[wire.SegmentSpec, ...] = ()
         self._disowned = 0  # the run in which the memory was mounted that this was made instead of

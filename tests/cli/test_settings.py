@@ -66,6 +66,9 @@ BESIDE = {
     "cold_url": {"name": "w"},
     "cold_keys": {"name": "w", "cold_url": "memory://x"},
     "credentials": {"secret_file": "/x"},
+    "tls_key": {"tls_certificate": "/x"},
+    "tls_authority": {"tls_certificate": "/x"},
+    "tls_name": {"tls_certificate": "/x"},
 }
 """What a setting does not go without."""
 
@@ -96,6 +99,7 @@ def typed(setting):
 )
 def test_an_option_reaches_its_setting(started, monkeypatch, program, setting):
     monkeypatch.setattr("mooncake_store.credentials.read_secret", lambda _: b"x" * 16)
+    monkeypatch.setattr("mooncake_store.credentials.sealing", lambda _, secret: secret)
     words, meant = typed(setting)
     beside = BESIDE.get(setting.name, {})
     for name, value in beside.items():

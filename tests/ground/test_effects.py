@@ -66,10 +66,13 @@ from tests.ground.of_clients import (
     threads_of_the_engine,
 )
 from tests.ground.of_gates import (
+    TLS,
     master_meets_alice,
+    of_tls,
     reached_through_a_tunnel,
     worker_meets_alice,
     worker_reached_through_a_tunnel,
+    write_certificates,
 )
 from tests.ground.of_shards import (
     checks,
@@ -518,6 +521,7 @@ OBSERVED = {
         without_memory(own_segment),
         {"segment": "4MiB"},
     ),
+    **{name: Observation(*seen) for name, seen in of_tls(SECRET).items()},
     "client.replicas": Observation({"replicas": 2}, stored),
     "client.strict": Observation({"strict": True}, beside_a_typo(ClientConfig)),
 }
@@ -529,10 +533,11 @@ SETTINGS = [f"{each.table}.{each.name}" for program in PROGRAMS for each in sett
 def test_a_setting_changes_what_is_seen(setting, tmp_path):
     assert setting in OBSERVED, f"{setting}: nothing observes that it has an effect"
     names = {SECRET: "secret", PORT_FILE: "port", LENT_FILE: "f", STATE: "state", KEYS: "keys"}
-    names |= {ETCD: "etcd.toml", CREDENTIALS: "credentials"}
+    names |= {ETCD: "etcd.toml", CREDENTIALS: "credentials", TLS: "tls"}
     places = {placeholder: tmp_path / name for placeholder, name in names.items()}
     places[SECRET].write_text("x" * 32)
     credentials.make(str(places[CREDENTIALS]), "alice", Role.WRITER)
+    write_certificates(places[TLS])
     places[KEYS].write_text(f'"*" = "{"a1" * 32}"')
     places[ETCD].write_text('user = "u"\npassword = "p"\n')
     for private in (SECRET, KEYS, ETCD):

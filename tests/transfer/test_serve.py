@@ -13,8 +13,8 @@ from transfer_engine import Segment, TransferEngine, TransferServer
 from transfer_engine.errors import NotFoundError
 from transfer_engine.kernels.moving import COLUMNS_AT, PEER_CLOSED, REPLY_WORDS, UNEXPECTED
 from transfer_engine.transports.stream import (
-    _FIXED,
     DATA_BYTES_MAX,
+    FIXED,
     READ,
     REPLY,
     REPLY_BODY_BYTES,
@@ -70,7 +70,7 @@ class Loop:
 
     def serve(self):
         return self.kernels.serve(
-            self.owner.fileno(), self.message, self.iov, _FIXED, self.rows, self.version,
+            self.owner.fileno(), self.message, self.iov, FIXED, self.rows, self.version,
             self.seen, self.naming, self.watch, self.spin_ns, self.state,
         )  # fmt: skip
 

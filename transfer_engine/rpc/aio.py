@@ -29,6 +29,7 @@ from transfer_engine.rpc.address import Address, tune
 from transfer_engine.rpc.blocking import deadline_ms
 from transfer_engine.rpc.failures import locate, lost, overdue, unreachable, unserved
 from transfer_engine.rpc.reached import end_of
+from transfer_engine.rpc.sealed import SealedTransport
 from transfer_engine.wire.faults import decode_error
 from transfer_engine.wire.frame import (
     ERROR,
@@ -45,6 +46,7 @@ from transfer_engine.wire.handshake import (
     Identity,
     Session,
 )
+from transfer_engine.wire.keyring import tls_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,11 +105,14 @@ class AsyncConnection(asyncio.Protocol):
         me = identity or Identity(registry.service, role="client")
         handshake = ClientHandshake(me, secret=secret)
         connection = cls(str(where), registry, handshake, in_flight_max)
-        loop = connection._loop
+        loop, tls = connection._loop, tls_of(secret)
+        protocol: asyncio.Protocol = connection
+        if tls is not None:
+            protocol = SealedTransport(connection, tls.seal_of_client(where.host))
         accepted = False
         try:
             async with asyncio.timeout(timeout_s):
-                await loop.create_connection(lambda: connection, where.host, where.port)
+                await loop.create_connection(lambda: protocol, where.host, where.port)
                 accepted = True
                 await connection._ready
         except BaseException as error:
@@ -264,6 +269,10 @@ class AsyncConnection(asyncio.Protocol):
             raise RemoteProtocolError(f"the reply has opcode {frame.opcode:#06x}")
         if not future.done():
             future.set_result(frame)
+
+    def unsealed(self, error: StoreError) -> None:
+        """Tell every open call that there is no TLS with the peer."""
+        self._end(error)
 
     def pause_writing(self) -> None:
         """Hold further requests back: the peer does not read."""

@@ -43,6 +43,7 @@ from transfer_engine.rpc.address import Address, tune
 from transfer_engine.rpc.dialing import first_accepting
 from transfer_engine.rpc.failures import locate, lost, overdue, unreachable
 from transfer_engine.rpc.reached import end_of
+from transfer_engine.rpc.sealed import SealedSocket
 from transfer_engine.rpc.spinning import AWAITED_BYTES_MAX, SPIN_NS, Spin
 from transfer_engine.wire.faults import decode_error
 from transfer_engine.wire.frame import (
@@ -65,6 +66,7 @@ from transfer_engine.wire.handshake import (
     Identity,
     Session,
 )
+from transfer_engine.wire.keyring import tls_of
 
 if TYPE_CHECKING:
     from transfer_engine.wire.keyring import Secret
@@ -85,7 +87,7 @@ def deadline_ms(timeout_s: float) -> int:
 class BlockingConnection:
     """An authenticated connection to one service; a context manager, `close` is idempotent."""
 
-    def __init__(self, sock: socket.socket, peer: str, registry: Registry) -> None:
+    def __init__(self, sock: socket.socket | SealedSocket, peer: str, registry: Registry) -> None:
         self.peer = peer
         self.last_used = 0.0
         self._socket = sock
@@ -127,14 +129,18 @@ class BlockingConnection:
         where = Address.parse(address) if isinstance(address, str) else address
         me = identity or Identity(registry.service, role="client")
         handshake = ClientHandshake(me, secret=secret, versions=versions)
+        tls = tls_of(secret)
         try:
             sock = _open(where, start + timeout_s)
         except OSError as error:
             elapsed_s = time.monotonic() - start
             raise unreachable(where, elapsed_s, error, accepted=False) from error
-        connection = cls(sock, str(where), registry)
+        seal = None if tls is None else tls.seal_of_client(where.host)
+        connection = cls(sock if seal is None else SealedSocket(sock, seal), str(where), registry)
         try:
             tune(sock)
+            if isinstance(connection._socket, SealedSocket):
+                connection._socket.shake(start + timeout_s)
             connection._shake(handshake, versions, start + timeout_s)
         except BaseException as error:
             connection.close()

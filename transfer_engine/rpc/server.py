@@ -25,12 +25,13 @@ from transfer_engine.rpc.address import Address, check_private
 from transfer_engine.rpc.entrance import STALL_S, Entrance
 from transfer_engine.rpc.limits import ServerLimits
 from transfer_engine.rpc.reached import Reached
+from transfer_engine.rpc.sealed import SealedTransport
 from transfer_engine.rpc.serving import WRITE_BYTES, Connection, Handler, Service
 from transfer_engine.rpc.spinning import LoopSpin
 from transfer_engine.rpc.unfinished import SWEEP_S, Unfinished
 from transfer_engine.wire.frame import VERSIONS, VersionRange
 from transfer_engine.wire.handshake import Identity
-from transfer_engine.wire.keyring import LOOK_S, guarding
+from transfer_engine.wire.keyring import LOOK_S, guarding, tls_of
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -128,9 +129,7 @@ class Server:
         """
         where = sockets[0].getsockname()
         for one in sockets:
-            listener = await self.loop.create_server(
-                lambda: Connection(self._service), sock=one, backlog=_BACKLOG
-            )
+            listener = await self.loop.create_server(self._protocol, sock=one, backlog=_BACKLOG)
             self._listeners.append(listener)
         return Address(where[0], where[1])
 
@@ -158,6 +157,10 @@ class Server:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
+
+    def _protocol(self) -> asyncio.Protocol:
+        connection, tls = Connection(self._service), tls_of(self._service.keyring)
+        return connection if tls is None else SealedTransport(connection, tls.seal_of_server())
 
     def _meet(self, connection: Connection) -> None:
         self._connections.add(connection)

@@ -254,6 +254,14 @@ class Connection(asyncio.Protocol):
 
     # Handshake.
 
+    def unsealed(self, error: StoreError) -> None:
+        """Note that there is no TLS with the peer, which was told why."""
+        self._tell("unsealed", error.what)
+        self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(_LINGER_S, self._transport.abort)
+
     def _objection(self, dialled: str) -> str | None:
         if self._socket is None:
             return None

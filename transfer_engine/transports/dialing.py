@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from transfer_engine.base import remaining_s, restarted
 from transfer_engine.errors import (
+    AuthError,
     PeerLostError,
     RemoteProtocolError,
     TransferTimeoutError,
@@ -22,8 +23,10 @@ from transfer_engine.errors import (
 )
 from transfer_engine.rpc.networks import connect
 from transfer_engine.rpc.reached import end_of
+from transfer_engine.transports.sealed_link import SealedLink
 from transfer_engine.transports.stream import Link, handshake_decoder, identity
 from transfer_engine.wire.handshake import ClientHandshake
+from transfer_engine.wire.keyring import tls_of
 
 if TYPE_CHECKING:
     from transfer_engine.rpc.networks import Objection
@@ -72,11 +75,15 @@ def dial(
             operation="connect",
         ) from error
     here = sock.getsockname()
-    link = Link(sock, f"{name} (from {here[0]}:{here[1]})")
+    peer, tls = f"{name} (from {here[0]}:{here[1]})", tls_of(secret)
+    seal = None if tls is None else tls.seal_of_client(address[0])
+    link = Link(sock, peer) if seal is None else SealedLink(sock, peer, seal)
     try:
         link.deadline = time.monotonic() + timeout_s
+        if isinstance(link, SealedLink):
+            link.shake()
         return link, _greet(link, instance, secret, features)
-    except RemoteProtocolError as error:
+    except (AuthError, RemoteProtocolError) as error:
         link.close()
         error.peer = error.peer or link.peer  # who decodes what came does not know whose it is
         raise

@@ -1,13 +1,14 @@
 """Meeting strangers at a data port: one thread takes the handshakes of all of them.
 
-    greeter = Greeter(listener, entrance, begin, serve, None, own_user=True)
+    greeter = Greeter(listener, entrance, begin, serve, None, own_user=True, tls=None)
     greeter.thread.start()
 
 Its `thread` accepts and shakes hands. Whoever connects is a stranger (`rpc.entrance`) until its
 handshake has ended, and has no thread: sockets that do not block, and a deadline for all of it. Who
 is known then is given to `serve`, with a thread of its own. What a stranger does wrong costs its
 connection, and a line of the log once in a while. Where credentials can be taken back,
-`end_revoked` is called every second. With `own_user` other users of this host are sent away.
+`end_revoked` is called every second. With `own_user` other users of this host are sent away. With
+`tls` the TLS handshake comes first, within the same deadline.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from transfer_engine.errors import (
+    AuthError,
     PeerLostError,
     RemoteProtocolError,
     StoreError,
@@ -31,6 +33,8 @@ from transfer_engine.errors import (
 from transfer_engine.lasting import LastingThread
 from transfer_engine.rpc.entrance import HANDSHAKE_S, tcp_idle_s
 from transfer_engine.rpc.neighbours import stranger
+from transfer_engine.rpc.sealed import last_words
+from transfer_engine.transports.sealed_link import SealedLink
 from transfer_engine.transports.stream import Link, handshake_decoder
 from transfer_engine.wire.handshake import HANDSHAKE_BYTES_MAX, refusal
 from transfer_engine.wire.keyring import LOOK_S
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
     from transfer_engine.rpc.entrance import Entrance
     from transfer_engine.wire.frame import Frame
     from transfer_engine.wire.handshake import ServerHandshake, Session
+    from transfer_engine.wire.tls import Seal, Tls
 
 __all__ = ["Greeter", "Guest"]
 
@@ -48,16 +53,59 @@ __all__ = ["Greeter", "Guest"]
 class Guest:
     """Who connected: a stranger at first, and once it has a `link` a session."""
 
-    __slots__ = ("deadline", "decoder", "handshake", "link", "peer", "sock", "stays")
+    __slots__ = (
+        "deadline", "decoder", "failed", "handshake", "link", "peer", "seal", "sock", "stays",
+    )  # fmt: skip
 
-    def __init__(self, sock: socket.socket, peer: str, handshake: ServerHandshake) -> None:
+    def __init__(
+        self, sock: socket.socket, peer: str, handshake: ServerHandshake, seal: Seal | None
+    ) -> None:
         self.sock = sock
         self.peer = peer
         self.handshake = handshake
+        self.seal = seal
+        self.failed = False  # there is no TLS with it, which it was told
         self.decoder = handshake_decoder()
         self.deadline = time.monotonic() + HANDSHAKE_S
         self.link: Link | None = None
         self.stays = False
+
+    def hear(self) -> bytes:
+        """Return what it has said, nothing where it has said nothing yet.
+
+        Raises BlockingIOError, other OSErrors, ConnectionResetError at the end, and AuthError
+        where TLS is asked for and there is none with it.
+        """
+        data = self.sock.recv(HANDSHAKE_BYTES_MAX)
+        if not data:
+            raise ConnectionResetError("closed by the peer")
+        if self.failed:
+            return b""  # closed now, it would lose what it was told
+        if self.seal is None:
+            return data
+        self.seal.take(data)
+        opened = self.seal.open()
+        if leaving := self.seal.leaving():
+            self.sock.send(leaving, socket.MSG_NOSIGNAL)
+        heard, record = bytearray(), memoryview(bytearray(HANDSHAKE_BYTES_MAX))
+        while opened and (count := self.seal.read(record)):
+            heard += record[:count]
+        return bytes(heard)
+
+    def tell(self, data: bytes) -> None:
+        """Send a few bytes, which do not wait."""
+        if self.seal is not None:
+            self.seal.write(data)
+            data = self.seal.leaving()
+        self.sock.send(data, socket.MSG_NOSIGNAL)
+
+    def fail(self, error: StoreError) -> None:
+        """Say that there is no TLS with it, and hear no more."""
+        assert self.seal is not None
+        self.failed = True
+        with contextlib.suppress(OSError):
+            self.sock.send(last_words(self.seal, error), socket.MSG_NOSIGNAL)
+            self.sock.shutdown(socket.SHUT_WR)
 
     @property
     def idle_s(self) -> float:
@@ -79,7 +127,9 @@ class Greeter:
         end_revoked: Callable[[], object] | None,
         *,
         own_user: bool,
+        tls: Tls | None,
     ) -> None:
+        self._tls = tls
         self._listener = listener
         self._entrance = entrance
         self._begin = begin
@@ -125,7 +175,8 @@ class Greeter:
             raise
         try:
             sock.setblocking(False)
-            guest = Guest(sock, f"{address[0]}:{address[1]}", self._begin(sock))
+            seal = None if self._tls is None else self._tls.seal_of_server()
+            guest = Guest(sock, f"{address[0]}:{address[1]}", self._begin(sock), seal)
             self._selector.register(sock, selectors.EVENT_READ, guest)
         except BaseException:
             sock.close()
@@ -153,9 +204,11 @@ class Greeter:
 
     def _turn_away(self, guest: Guest, kind: str, error: StoreError) -> None:
         """Say why, as far as that can be said at once, and hang up."""
-        self._entrance.tell(kind, f"{guest.peer}: {error.what}")
-        with contextlib.suppress(OSError):
-            guest.sock.send(refusal(error), socket.MSG_NOSIGNAL)
+        if not guest.failed:
+            self._entrance.tell(kind, f"{guest.peer}: {error.what}")
+            with contextlib.suppress(OSError):
+                if guest.seal is None or guest.seal.opened:
+                    guest.tell(refusal(error))
         self._drop(guest)
 
     def _drop(self, guest: Guest) -> None:
@@ -171,11 +224,7 @@ class Greeter:
 
     def _hear(self, guest: Guest) -> None:
         try:
-            data = guest.sock.recv(HANDSHAKE_BYTES_MAX)
-            if not data:
-                self._drop(guest)
-                return
-            for frame in guest.decoder.feed(data):
+            for frame in guest.decoder.feed(guest.hear()):
                 if guest.handshake.session is not None:
                     raise RemoteProtocolError("a frame came before the welcome was read")
                 if not self._shake(guest, frame):
@@ -183,6 +232,10 @@ class Greeter:
             if guest.decoder.error is not None:
                 raise guest.decoder.error.again()
         except BlockingIOError:
+            return
+        except AuthError as error:
+            self._entrance.tell("unsealed", f"{guest.peer}: {error.what}")
+            guest.fail(error)
             return
         except RemoteProtocolError as error:
             self._turn_away(guest, "broken", error)
@@ -218,13 +271,16 @@ class Greeter:
                 )
                 self._turn_away(guest, "full", error)
                 return False
-        guest.sock.send(answer, socket.MSG_NOSIGNAL)
+        guest.tell(answer)
         return True
 
     def _hand_over(self, guest: Guest, session: Session) -> None:
         self._release(guest)
         try:
-            guest.link = Link(guest.sock, guest.peer)
+            if guest.seal is None:
+                guest.link = Link(guest.sock, guest.peer)
+            else:
+                guest.link = SealedLink(guest.sock, guest.peer, guest.seal)
             guest.link.grant(session.rights)
             threading.Thread(
                 target=self._serve,

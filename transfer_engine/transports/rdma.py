@@ -44,6 +44,7 @@ from transfer_engine.rdma.pool import Pool
 from transfer_engine.rpc.networks import Networks
 from transfer_engine.segments.mapping import host_identity
 from transfer_engine.transports.copying import hash_local
+from transfer_engine.wire.keyring import tls_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,6 +105,8 @@ class RdmaTransport(Transport):
         """Segments that their owner serves over RDMA, where this host has a card."""
         if self.name not in descriptor.transports:
             return "the owner does not serve this segment over RDMA"
+        if tls_of(self._secret) is not None:
+            return "TLS is asked for, and nothing seals what RDMA cards move"
         return verbs.unavailable() or self._objection(descriptor, descriptor.tcp_host)
 
     def _objection(self, descriptor: SegmentDescriptor, host: str) -> str | None:

@@ -32,7 +32,7 @@ from transfer_engine.transports.rdma_server import RdmaServer
 from transfer_engine.transports.reachable import Tables
 from transfer_engine.transports.shm_server import ShmServer
 from transfer_engine.transports.tcp_server import TcpServer
-from transfer_engine.wire.keyring import guarding
+from transfer_engine.wire.keyring import guarding, tls_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +92,9 @@ class TransferServer:
         self._rails: list[TcpServer] = []
         self._shm: ShmServer | None = None
         self._tcp_host = ""
-        self.rdma = RdmaServer(self) if rdma and tcp is not None and verbs.find_nics() else None
+        # What cards move nothing seals.
+        rdma = rdma and tcp is not None and tls_of(secret) is None
+        self.rdma = RdmaServer(self) if rdma and verbs.find_nics() else None
 
         def listen(address: Address) -> TcpServer:
             check_private(address.host, secret=secret, insecure=insecure)

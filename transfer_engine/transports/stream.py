@@ -52,9 +52,11 @@ __all__ = [
     "CALL",
     "COUNT_MAX",
     "DATA_BYTES_MAX",
+    "FIXED",
     "READ",
     "REPLY",
     "REQUEST",
+    "SEED",
     "WRITE",
     "Link",
     "identity",
@@ -86,7 +88,7 @@ def _first_word(flags: int, opcode: int) -> int:
 
 
 # What requests begin with and are answered by, for the loops of `kernels`.
-_FIXED = np.array(
+FIXED = np.array(
     [
         _first_word(0, READ),
         _first_word(0, WRITE),
@@ -108,7 +110,7 @@ _REST_MAX = 63
 # Other connections keep that choice: they need room for what a network holds.
 _NEAR_BYTES = 256 << 10
 _TIMEVAL = struct.Struct("@ll")
-_SEED = np.uint64(0)
+SEED = np.uint64(0)
 _NO_LINGER = struct.pack("@ii", 1, 0)
 _ENDS = frozenset({moving.MOVED_ALL, moving.UNEXPECTED, serving.IDLE})
 _RETRY = frozenset({moving.MOVED_PART, errno.EINTR, errno.EAGAIN})
@@ -167,7 +169,7 @@ class Link:
         self._state = np.zeros(serving.STATE_WORDS, dtype=np.int64)
         # Where `exchange_one` works.
         self._alone = np.zeros(moving.ALONE_WORDS, dtype=np.int64)
-        self._alone[moving.ALONE_FIXED] = _FIXED
+        self._alone[moving.ALONE_FIXED] = FIXED
         self.message: Columns = np.zeros(moving.COLUMNS_AT, dtype=np.int64)
         self.reserve(256)
 
@@ -312,7 +314,7 @@ class Link:
         little = total <= stream.WINDOW_BYTES
         apart = 0 if sums is None or little else 1
         if sums is not None and little and writing:
-            xxh3.xxh3_64_ranges(addresses, lengths, _SEED, sums)
+            xxh3.xxh3_64_ranges(addresses, lengths, SEED, sums)
         asking = (
             batch.offsets, lengths, addresses, batch.statuses, self.message, self._iov, expected,
             1 if writing else 0, apart, spins,
@@ -328,7 +330,7 @@ class Link:
         if apart and not writing:
             self._move_hashed(batch, receive=True)
         elif sums is not None and not writing:
-            xxh3.xxh3_64_ranges(addresses, lengths, _SEED, sums)
+            xxh3.xxh3_64_ranges(addresses, lengths, SEED, sums)
         return True
 
     def exchange_one(
@@ -396,7 +398,7 @@ class Link:
         state[:] = 0
         spin_ns = 0 if self._rest else SPIN_NS * (table.watch.size > 0)
         code = self._drive(
-            serving.serve, self.message, self._iov, _FIXED, table.rows, table.version,
+            serving.serve, self.message, self._iov, FIXED, table.rows, table.version,
             table.seen, self.naming, table.watch, spin_ns,
         )  # fmt: skip
         self._learn(spin_ns, helped=bool(state[5] > 1))

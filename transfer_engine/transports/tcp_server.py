@@ -58,6 +58,7 @@ from transfer_engine.wire.faults import encode_error
 from transfer_engine.wire.frame import MAGIC, VERSION
 from transfer_engine.wire.frame import REPLY as REPLY_FLAG
 from transfer_engine.wire.handshake import ServerHandshake
+from transfer_engine.wire.keyring import tls_of
 
 if TYPE_CHECKING:
     from transfer_engine.base import Staged, Statuses
@@ -126,6 +127,7 @@ class TcpServer:
             self._serve,
             self._end_revoked if fickle else None,
             own_user=owner.own_user,
+            tls=tls_of(keyring),
         )
         self.acceptor = self._greeter.thread
         self.acceptor.start()

@@ -20,8 +20,8 @@ The state machines hold no socket and no clock: frames go in, bytes come out. Th
 answers WELCOME unproven when a secret is set; a client with a secret refuses a server without.
 The layout of these five frames is frozen: it is what lets a refusal name both versions.
 
-What it does not do: encryption. On networks where others can read or inject, run over TLS or a
-tunnel; the proof authenticates the connection at its start, not every frame after it.
+What it does not do: encryption. On networks where others can read or inject, run it within TLS
+(`wire.tls`); the proof authenticates the connection at its start, not every frame after it.
 """
 
 from __future__ import annotations

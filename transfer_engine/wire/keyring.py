@@ -7,6 +7,8 @@
 A pool has one secret, which may do everything; whoever knows it makes another one of it for those
 who may only look. Beside it there may be credentials by name (`mooncake_store.credentials`), which
 a keyring looks up when somebody proves one of them, and asks about later: they can be taken back.
+With its `tls` a keyring seals the connections of whoever has it, both those that it opens and those
+that it accepts.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from transfer_engine.wire.rights import EVERYTHING, LOOKING, Rights
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from transfer_engine.wire.tls import Tls
+
 
 LOOK_S = 1.0
 """How often a server asks whether its sessions still have their rights."""
@@ -30,7 +34,7 @@ LOOK_S = 1.0
 __all__ = [
     "LOOK_S", "NOBODY",
     "Alone", "Credential", "Key", "Keyring", "Secret", "SharedSecret", "guarding", "keyring_of",
-    "read_only_secret",
+    "read_only_secret", "tls_of",
 ]  # fmt: skip
 
 
@@ -54,6 +58,8 @@ class Keyring(abc.ABC):
     """The credential of this end, and those of others."""
 
     own: Credential
+    tls: Tls | None = None
+    """What its connections are sealed with; None leaves them in the clear."""
 
     @abc.abstractmethod
     def accepted(self, principal: str) -> Sequence[Key]:
@@ -79,10 +85,11 @@ Secret: TypeAlias = bytes | Keyring
 class SharedSecret(Keyring):
     """The pool's secret: everything to who proves it, looking to who proves what is made of it."""
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, *, tls: Tls | None = None) -> None:
         if not secret:
             raise AuthError("the shared secret is empty", advice="set a secret, or none at all")
         self.own = Credential("", secret)
+        self.tls = tls
 
     def accepted(self, principal: str) -> Sequence[Key]:
         """Return both secrets, for whoever has no name."""
@@ -95,8 +102,9 @@ class SharedSecret(Keyring):
 class Alone(Keyring):
     """The credential of one principal, who knows nobody else's: what a client has."""
 
-    def __init__(self, own: Credential) -> None:
+    def __init__(self, own: Credential, *, tls: Tls | None = None) -> None:
         self.own = own
+        self.tls = tls
 
     def accepted(self, principal: str) -> Sequence[Key]:
         """Return nothing."""
@@ -113,6 +121,11 @@ def keyring_of(secret: Secret | None) -> Keyring | None:
     return SharedSecret(secret) if isinstance(secret, bytes) else secret
 
 
+def tls_of(secret: Secret | None) -> Tls | None:
+    """Return what the connections of whoever has this are sealed with."""
+    return secret.tls if isinstance(secret, Keyring) else None
+
+
 def guarding(secret: Secret | None) -> Keyring | None:
     """Return the keyring of a server. Raises ConfigError for one that would refuse everybody."""
     keyring = keyring_of(secret)
@@ -121,6 +134,11 @@ def guarding(secret: Secret | None) -> Keyring | None:
             f"the credential of {keyring.own.principal} alone can guard no port: "
             "nobody else could prove anything",
             advice="name the directory of the pool's credentials, or use the pool's secret",
+        )
+    if keyring is not None and keyring.tls is not None and not keyring.tls.serves:
+        raise ConfigError(
+            "a server cannot speak TLS without a certificate",
+            advice="set tls_certificate and tls_key",
         )
     return keyring
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.client import Client
     from mooncake_store.config.settings import ClientConfig
+    from transfer_engine.wire.keyring import Keyring
 
 __all__ = [
     "EtcdFileOption",
@@ -32,6 +33,7 @@ __all__ = [
     "Stopwatch",
     "connected",
     "key_of",
+    "secret_named",
     "settings_of_store",
     "shown",
     "store_named",
@@ -142,6 +144,17 @@ def settings_of_store() -> ClientConfig:
 
     named = dict(_named.get())
     return load_client(named.pop("url"), named)
+
+
+def secret_named(secret_file: str | None) -> Keyring | None:
+    """What a command proves itself with that names no store, but maybe a file with a secret.
+
+    The rest is as the settings of the client say: whether it speaks TLS.
+    """
+    from mooncake_store.config import ClientConfig, load
+    from mooncake_store.credentials import secret_of
+
+    return secret_of(load(ClientConfig, overrides={"secret_file": secret_file}).value)
 
 
 def store_named() -> bool:

@@ -1,0 +1,259 @@
+"""A data connection that TLS lies upon: the same messages, sealed.
+
+The compiled loops of a plain `Link` move bytes between memory and a descriptor. Here OpenSSL
+stands between: short ranges are gathered in a window that stays in the cache, sealed there and
+sent, or the other way round, so Python works on windows, not on requests; ranges as long as a
+window are sealed where they lie. An owner's requests take the way
+through Python, which judges them as it does those for files.
+
+Cost: two copies more than a plain link, and the cipher; see docs/guide/running.md for what that
+came to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from transfer_engine.errors import StoreError
+from transfer_engine.kernels import moving, windows, xxh3
+from transfer_engine.transports.stream import (
+    COLUMNS_AT,
+    FIXED,
+    REPLY,
+    REQUEST,
+    REQUEST_AT,
+    REQUEST_BODY_BYTES,
+    SEED,
+    Link,
+)
+
+if TYPE_CHECKING:
+    from transfer_engine.base import Batch, Columns
+    from transfer_engine.transports.reachable import Reachable
+    from transfer_engine.wire.tls import Seal
+
+__all__ = ["SealedLink"]
+
+_WINDOW_BYTES = 32 << 10
+_REQUEST_WORDS = slice(moving.REPLY_WORDS, moving.COLUMNS_AT)
+
+
+_memory_at = ctypes.pythonapi.PyMemoryView_FromMemory
+_memory_at.argtypes = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
+_memory_at.restype = ctypes.py_object
+_WRITABLE = 0x200
+
+
+def _memory(address: int, length: int) -> memoryview:
+    """Memory that a batch holds."""
+    return cast("memoryview", _memory_at(address, length, _WRITABLE))
+
+
+class SealedLink(Link):
+    """A `Link` whose bytes leave, and come, through a seal."""
+
+    __slots__ = ("_came", "_seal", "_window", "_window_at")
+
+    def __init__(self, sock: socket.socket, peer: str, seal: Seal) -> None:
+        super().__init__(sock, peer)
+        self._seal = seal
+        self._came = memoryview(bytearray(4 * _WINDOW_BYTES))
+        window = np.empty(_WINDOW_BYTES, dtype=np.uint8)
+        self._window_at = int(window.ctypes.data)
+        self._window = window.data
+
+    def shake(self) -> None:
+        """Let TLS begin, as a client."""
+        try:
+            while not self._seal.open():
+                self._leave()
+                self._take()
+            self._leave()
+        except StoreError:
+            with contextlib.suppress(OSError):  # why, for the other end
+                self.sock.send(self._seal.leaving(), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            raise
+
+    def _await(self) -> None:
+        """Have the kernel wait no longer than a peer has that goes on."""
+        if self.patience_s and self.deadline - time.monotonic() < self.patience_s / 4:
+            self._went_on()
+        self._arm()
+
+    def _leave(self) -> None:
+        """Send what is sealed."""
+        data = memoryview(self._seal.leaving())
+        while data:
+            self._await()
+            try:
+                data = data[self.sock.send(data, socket.MSG_NOSIGNAL) :]
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise self._lost(os.strerror(error.errno or 0)) from error
+
+    def _take(self) -> None:
+        """Receive something, unless the time that the kernel waits has passed."""
+        self._await()
+        try:
+            count = self.sock.recv_into(self._came)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise self._lost(os.strerror(error.errno or 0)) from error
+        if count == 0:
+            raise self._lost("it closed the connection")
+        self._seal.take(self._came[:count])
+
+    def _fill(self, target: memoryview) -> int:
+        """Receive some of what is wanted, as much as lies there."""
+        done, size = 0, len(target)
+        while done < size:
+            count = self._seal.read(target[done:] if done else target)
+            if not count:
+                if done:
+                    break
+                self._take()
+            done += count
+        return done
+
+    def receive(self, target: memoryview) -> None:
+        """Fill a buffer. Raises PeerLostError at the end of the stream, TransferTimeoutError."""
+        done = 0
+        while done < len(target):
+            done += self._fill(target[done:])
+
+    def send(self, data: bytes) -> None:
+        """Send a few bytes (the handshake, errors)."""
+        self._seal.write(data)
+        self._leave()
+
+    def move(self, count: int, *, receive: bool) -> None:
+        """Send, or receive into, the first `count` iovecs. Raises as `receive` does."""
+        state, iov = self._state, self._iov
+        state[:] = (0, count, 0, 0, 0, 0)
+        while state[0] < count:
+            address, length = iov[2 * state[0] : 2 * state[0] + 2].tolist()
+            if length >= _WINDOW_BYTES:
+                self._move_long(_memory(address, length), receive=receive)
+                state[0] += 1
+                continue
+            size = windows.short_of(iov, _WINDOW_BYTES, state)
+            if receive:
+                self.receive(self._window[:size])
+                windows.pass_window(iov, self._window_at, size, 1, state)
+            else:
+                windows.pass_window(iov, self._window_at, size, 0, state)
+                self._seal.write(self._window[:size])
+                self._leave()
+
+    def _move_long(self, memory: memoryview, *, receive: bool) -> None:
+        """Move a long range from where it lies, or to there."""
+        if receive:
+            self.receive(memory)
+            return
+        for at in range(0, len(memory), _WINDOW_BYTES):
+            self._seal.write(memory[at : at + _WINDOW_BYTES])
+            self._leave()
+
+    def exchange(self, batch: Batch, expected: Columns) -> bool:
+        """Send the request whose header is set, and the data of a write; receive reply and data.
+
+        Hashes data as a whole, before it leaves or after it came. Returns as a plain link does.
+        """
+        self._check_fresh()
+        lengths, addresses, sums = batch.lengths, batch.addresses, batch.checksums
+        writing = batch.writing
+        for column, given in zip(self.columns(lengths.size), (batch.offsets, lengths), strict=True):
+            column[:] = given
+        if sums is not None and writing:
+            xxh3.xxh3_64_ranges(addresses, lengths, SEED, sums)
+        asked = 0
+        if writing:
+            lead = (self._request(lengths.size),)
+            entries, _ = self.entries(0, addresses, lengths, batch.statuses, lead=lead)
+        else:
+            entries = self.lead(self._request(lengths.size))
+        self.move(entries, receive=False)
+        self.receive(self.view[: REPLY.size])
+        if not writing:
+            entries, asked = self.entries(0, addresses, lengths, batch.statuses)
+        if not self._as_expected(expected, asked):
+            return False
+        if not writing:
+            self.move(entries, receive=True)
+            if sums is not None:
+                xxh3.xxh3_64_ranges(addresses, lengths, SEED, sums)
+        return True
+
+    def exchange_one(
+        self,
+        uuid: tuple[int, int],
+        number: int,
+        fence: int,
+        place: tuple[int, int, int],
+        *,
+        writing: bool,
+    ) -> bool:
+        """Do what `exchange` does with the request header for one (offset, length, address)."""
+        self._check_fresh()
+        offset, length, address = place
+        ask = moving.ASK_WRITE if writing else moving.ASK_READ
+        tell = moving.TOLD_WRITE if writing else moving.TOLD_READ
+        self.message[_REQUEST_WORDS] = (
+            FIXED[ask], FIXED[moving.REQUEST_BODY] + 16, number, *uuid, fence, 1,
+        )  # fmt: skip
+        self.message[moving.COLUMNS_AT : moving.COLUMNS_AT + 2] = offset, length
+        data = (address, length)
+        self.move(self.lead(self._request(1), *((data,) if writing else ())), receive=False)
+        self.receive(self.view[: REPLY.size])
+        expected = np.array([FIXED[tell], FIXED[moving.REPLY_BODY], number], dtype=np.int64)
+        if not self._as_expected(expected, 0 if writing else length):
+            return False
+        if not writing:
+            self.move(self.lead(data), receive=True)
+        return True
+
+    def _check_fresh(self) -> None:
+        """Have another connection made in place of one whose keys have sealed enough."""
+        if self._seal.spent:
+            raise self._lost("its keys have sealed enough")
+
+    def _request(self, count: int) -> tuple[int, int]:
+        """Where the request of so many ranges lies."""
+        return self.address + REQUEST_AT, REQUEST.size + 16 * count
+
+    def _as_expected(self, expected: Columns, asked: int) -> bool:
+        """Whether the reply that came promises what was asked for."""
+        came = self.message
+        return bool((came[:3] == expected[:3]).all()) and came[3] == asked and came[4] == 0
+
+    def take_request(self) -> bool:
+        """Receive a request header, however long that takes, and its columns.
+
+        Returns False when the columns were not received: they do not fit, or make no sense.
+        """
+        head = self.view[REQUEST_AT:COLUMNS_AT]
+        while not (begun := self._seal.read(head)):
+            self.expect_progress()
+            self._take()
+        self.receive(head[begun:])
+        count = int(self.message[moving.COLUMNS_AT - 1])
+        body = int(self.message[moving.REPLY_WORDS + 1]) & 0xFFFF_FFFF
+        room = (self.message.size - moving.COLUMNS_AT) // 2
+        if not 0 <= count <= room or body != REQUEST_BODY_BYTES + 16 * count:
+            return False
+        self.receive(self.view[COLUMNS_AT : COLUMNS_AT + 16 * count])
+        return True
+
+    def serve(self, table: Reachable) -> bool | None:
+        """Leave the request to Python, its columns received."""
+        del table
+        return True
