@@ -1,7 +1,11 @@
 """A relay: it passes everything on unchanged, and is noticed all the same."""
 
 import asyncio
+import contextlib
 import socket
+import struct
+import threading
+import time
 
 import msgspec
 import numpy as np
@@ -10,12 +14,13 @@ import pytest
 from tests.strangers import relay
 from tests.wire.helpers import serving
 from transfer_engine.engine import TransferEngine
-from transfer_engine.errors import AuthError, ConfigError, UnavailableError
+from transfer_engine.errors import AuthError, ConfigError, PeerLostError, UnavailableError
 from transfer_engine.rpc import echo
 from transfer_engine.rpc.aio import AsyncConnection
 from transfer_engine.rpc.blocking import BlockingConnection
-from transfer_engine.rpc.reached import Reached, end_of, reached_as
+from transfer_engine.rpc.reached import Reached, dialled, end_of, reached_as
 from transfer_engine.segments.memory import Segment
+from transfer_engine.transports.dialing import dial
 from transfer_engine.transports.server import TransferServer
 from transfer_engine.wire.keyring import read_only_secret
 
@@ -121,3 +126,34 @@ def test_ends_are_written_alike_on_both_sides():
 def test_what_is_no_address_by_number_is_refused(text):
     with pytest.raises(ConfigError, match="no address by number"):
         reached_as(text)
+
+
+def test_who_is_gone_before_anything_was_said_is_lost():
+    """The kernel has no name for the other end any more, which is no error of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        gone = threading.Event()
+
+        def reset_all():
+            while not gone.is_set():
+                with contextlib.suppress(OSError), listener.accept()[0] as each:
+                    each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))
+
+        thread = threading.Thread(target=reset_all)
+        thread.start()
+        try:
+            for _ in range(100):
+                with pytest.raises((PeerLostError, UnavailableError)):
+                    dial(address, None, secret=None, deadline=time.monotonic() + 60)
+                for client in ("blocking", "asyncio"):
+                    with pytest.raises((PeerLostError, UnavailableError)):
+                        call(client, f"127.0.0.1:{address[1]}")
+        finally:
+            gone.set()
+            socket.create_connection(address).close()
+            thread.join()
+
+
+def test_without_a_name_nothing_is_claimed():
+    assert dialled(None) == ""
+    assert dialled(("10.0.0.1", 7)) == "10.0.0.1:7"

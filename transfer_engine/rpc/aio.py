@@ -28,7 +28,7 @@ from transfer_engine.errors import (
 from transfer_engine.rpc.address import Address, tune
 from transfer_engine.rpc.blocking import deadline_ms
 from transfer_engine.rpc.failures import locate, lost, overdue, unreachable, unserved
-from transfer_engine.rpc.reached import end_of
+from transfer_engine.rpc.reached import dialled
 from transfer_engine.rpc.sealed import SealedTransport
 from transfer_engine.wire.faults import decode_error
 from transfer_engine.wire.frame import (
@@ -220,8 +220,7 @@ class AsyncConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         tune(transport.get_extra_info("socket"))
         assert self._handshake is not None
-        dialled = end_of(transport.get_extra_info("peername"))
-        self._transport.write(self._handshake.start(dialled))
+        self._transport.write(self._handshake.start(dialled(transport.get_extra_info("peername"))))
 
     def data_received(self, data: bytes) -> None:
         """Hand replies to the calls that wait for them."""

@@ -21,7 +21,7 @@ from transfer_engine.rpc.networks import number_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ANY", "Reached", "end_of", "reached_as"]
+__all__ = ["ANY", "Reached", "dialled", "end_of", "reached_as"]
 
 ANY = "any"
 
@@ -47,6 +47,14 @@ class Reached:
 def end_of(name: tuple[str, int]) -> str:
     """Return how an end of a socket is written, by numbers, of version 4 where that is meant."""
     return f"{number_of(name[0].partition('%')[0])}:{name[1]}"
+
+
+def dialled(name: tuple[str, int] | None) -> str:
+    """Return what a client says that it has dialled, by the name of the other end of its socket.
+
+    Nothing where that end has none any more: it is gone, as the first message will show.
+    """
+    return "" if name is None else end_of(name)
 
 
 def reached_as(text: str) -> str:

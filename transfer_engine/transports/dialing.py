@@ -8,6 +8,7 @@ or three round trips, once a connection.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -22,7 +23,7 @@ from transfer_engine.errors import (
     UnavailableError,
 )
 from transfer_engine.rpc.networks import connect
-from transfer_engine.rpc.reached import end_of
+from transfer_engine.rpc.reached import dialled
 from transfer_engine.transports.sealed_link import SealedLink
 from transfer_engine.transports.stream import Link, handshake_decoder, identity
 from transfer_engine.wire.handshake import ClientHandshake
@@ -100,7 +101,10 @@ def _greet(
 ) -> frozenset[str]:
     handshake = ClientHandshake(identity("client", features=features), secret=secret)
     decoder = handshake_decoder()
-    link.send(handshake.start(end_of(link.sock.getpeername())))
+    there = None
+    with contextlib.suppress(OSError):
+        there = link.sock.getpeername()
+    link.send(handshake.start(dialled(there)))
     while handshake.session is None:
         reply = handshake.receive(link.frame(decoder))
         if reply:
