@@ -1,5 +1,6 @@
 """Other users of the host: who is at the other end of a loopback, and what he is told."""
 
+import logging
 import os
 import socket
 from contextlib import closing
@@ -7,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from tests.wire.helpers import serving
-from transfer_engine.errors import AuthError
+from transfer_engine.errors import AuthError, PeerLostError, UnavailableError
 from transfer_engine.notify import Alive, Probe
 from transfer_engine.rpc import echo, neighbours
 from transfer_engine.rpc.blocking import BlockingConnection
@@ -64,7 +65,8 @@ def test_what_its_process_has_closed_is_no_longer_roots(pair, way):
     else:
         user = neighbours._looked_up(*ends(far))
     assert user == neighbours._NOBODY
-    assert neighbours.stranger(far) is not None
+    with pytest.raises(ConnectionResetError):
+        neighbours.stranger(far)
 
 
 def test_where_nothing_tells_everybody_comes_in_and_the_log_says_so(monkeypatch, caplog):
@@ -163,3 +165,13 @@ def test_an_answer_of_another_user_is_an_error_with_a_next_step(monkeypatch):
     expected = os.geteuid()
     assert f"user {expected}" in refused.value.what
     assert "--insecure" in refused.value.advice
+
+
+def test_who_has_left_is_served_nothing_and_no_line_of_the_log(monkeypatch, caplog):
+    monkeypatch.setattr(neighbours, "user_of", lambda *_: neighbours._NOBODY)
+    with serving() as server, TransferServer(unix=None) as data:
+        with pytest.raises((PeerLostError, UnavailableError)):
+            BlockingConnection.connect(server.address, echo.REGISTRY)
+        with pytest.raises((PeerLostError, UnavailableError)):
+            ask_at("{}:{}".format(*data.tcp_address), Probe(), Alive, None, 60)
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]

@@ -47,7 +47,10 @@ _unknown = Seldom()
 
 
 def stranger(sock: socket.socket) -> AuthError | None:
-    """Return what another user of this host is told; None for who may come in."""
+    """Return what another user of this host is told; None for who may come in.
+
+    Raises OSError where it has left: then it is nobody's any more.
+    """
     peer, here = _end(sock.getpeername()), _end(sock.getsockname())
     if not peer[0].is_loopback:
         return None
@@ -56,6 +59,8 @@ def stranger(sock: socket.socket) -> AuthError | None:
         if (often := _unknown.due()) is not None:
             log.warning("whose the connection of %s:%s is cannot be seen%s", *peer, often)
         return None
+    if user == _NOBODY:
+        raise ConnectionResetError("it has left")
     if user in (_ROOT, os.geteuid()):
         return None
     return AuthError(

@@ -329,6 +329,7 @@ class Connection(asyncio.Protocol):
         try:
             error = stranger(self._socket)
         except OSError:  # it left
+            self._transport.abort()
             return True
         if error is not None:
             self._tell("refused", error.what)
