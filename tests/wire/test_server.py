@@ -8,6 +8,7 @@ import math
 import socket
 import threading
 import tracemalloc
+import weakref
 
 import pytest
 
@@ -357,3 +358,17 @@ def test_who_comes_while_nobody_serves_is_served_by_the_next():
         assert run(served(echo)) == SMALL
     for each in sockets:
         each.close()
+
+
+def test_what_a_connection_had_received_is_gone_with_it_without_garbage_collection():
+    kept = []
+    gc.disable()
+    try:
+        with serving(secret=b"secret") as server:
+            with BlockingConnection.connect(server.address, REGISTRY, secret=b"secret") as client:
+                client.call(ECHO, SMALL, timeout_s=TIMEOUT_S)
+                kept += on_loop(server, lambda: [weakref.ref(c) for c in server._connections])
+            until(server, lambda: not server._connections)
+            until(server, lambda: kept and kept[0]() is None)
+    finally:
+        gc.enable()

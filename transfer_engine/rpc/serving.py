@@ -27,6 +27,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from transfer_engine.errors import (
@@ -130,7 +131,7 @@ class Connection(asyncio.Protocol):
         self._reply_limits = service.registry.reply_limits
         versions = service.versions
         self._handshake = ServerHandshake(
-            service.identity, secret=service.keyring, versions=versions, objection=self._objection
+            service.identity, secret=service.keyring, versions=versions
         )
         self._beyond: frozenset[int] = frozenset()  # opcodes that are not for this peer
         self._decoder = FrameDecoder(HANDSHAKE_LIMITS, replies=False, versions=versions)
@@ -262,11 +263,6 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
         self._timer = self._loop.call_later(_LINGER_S, self._transport.abort)
 
-    def _objection(self, dialled: str) -> str | None:
-        if self._socket is None:
-            return None
-        return self._service.reached.objection(dialled, self._socket.getsockname())
-
     def _identify(self, sock: Any, peername: Any) -> None:
         if sock is None:
             return
@@ -275,6 +271,10 @@ class Connection(asyncio.Protocol):
             raise ConnectionResetError("it has no address any more")
         self.peer = f"{peername[0]}:{peername[1]}"
         self._socket = sock
+        # Not a method of this: what is closed is to be gone at once, whatever it had received.
+        self._handshake.objection = partial(
+            self._service.reached.objection, here=sock.getsockname()
+        )
 
     def _shake(self, frames: list[Frame]) -> None:
         for frame in frames:

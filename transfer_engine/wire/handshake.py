@@ -264,7 +264,7 @@ class ServerHandshake:
         self.failure: StoreError | None = None
         self._identity = identity
         self._principal = ""
-        self._objection = objection
+        self.objection = objection
         self._secret: bytes | None = None  # that the client has proved
         self._versions = versions
         self._transcript = hashlib.sha256()
@@ -308,7 +308,7 @@ class ServerHandshake:
         if self._keyring is None:
             return self._welcome(self._agreed)
         self._principal = hello.principal
-        against = None if self._objection is None else self._objection(hello.dialled)
+        against = None if self.objection is None else self.objection(hello.dialled)
         if against is not None:
             raise AuthError(
                 against,
