@@ -16,6 +16,7 @@ Cost: a look at the directory a second; a handshake computes one digest for each
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -23,6 +24,7 @@ import secrets
 import stat
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypedDict
 
@@ -87,9 +89,12 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         found = []
         for proof in self.secrets:
             ends = [end for end in (self.until, proof.until) if end]
-            rights = Rights(principal, role, self.namespaces, min(ends, default=float("inf")))
+            secret = proof.secret.encode()
+            told = hashlib.sha256(secret).digest()[:8]
+            until = min(ends, default=float("inf"))
+            rights = Rights(principal, role, self.namespaces, until, told)
             if now < rights.until:
-                found.append(Key(proof.secret.encode(), rights))
+                found.append(Key(secret, rights))
         return found
 
     def rights(self, principal: str, now: float) -> Rights | None:
@@ -131,7 +136,7 @@ class NamedKeyring(Keyring):
         self._look()
         entry, now = self._entries.get(rights.principal), time.time()
         return entry is not None and now < rights.until and any(
-            (key.rights.role, key.rights.namespaces) == (rights.role, rights.namespaces)
+            replace(key.rights, until=rights.until) == rights
             for key in entry.keys(rights.principal, now)
         )  # fmt: skip
 

@@ -1,5 +1,6 @@
 """`mooncake secret`, as an operator types it: made, used, listed, exchanged, taken back."""
 
+import contextlib
 import json
 import secrets
 
@@ -9,6 +10,7 @@ from mooncake_store import LocalCluster
 from mooncake_store.cli.main import main
 from mooncake_store.client import Client
 from mooncake_store.errors import AuthError, StoreError
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -36,19 +38,19 @@ def pool(tmp_path, folder, capsys):
 
 
 def put_for_ever(client):
-    while True:
-        client.put(secrets.token_hex(8), b"value")
+    until(lambda: client.put(secrets.token_hex(8), b"value") is client, what="it is refused")
 
 
 def until_let_in(pool, file):
     """A client, once servers have looked at the directory again."""
-    while True:
-        try:
+
+    def let_in():
+        with contextlib.suppress(AuthError):
             client = Client(pool.url, secret_file=file)
-            client.exists("x")
-        except AuthError:
-            continue
-        return client
+            assert not client.exists("x")
+            return client
+
+    return until(let_in, what="it is let in")
 
 
 def test_what_was_made_is_let_in_and_what_was_taken_back_is_not(pool, folder, tmp_path, capsys):

@@ -99,9 +99,11 @@ def test_a_secret_that_is_exchanged_holds_for_as_long_as_was_said(keyring, folde
     assert (new.secret, old.secret) == (proof_of(text), before.secret)
     assert new.rights.namespaces == ("team-a",)
     assert keyring.holds(old.rights)
+    assert keyring.holds(before.rights), "a session that began before it was exchanged"
     clock.now += 60
     assert believed(keyring, "alice") == [new.secret]
     assert not keyring.holds(old.rights)
+    assert not keyring.holds(before.rights)
     assert keyring.holds(new.rights)
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.waiting import until
 from tests.wire.helpers import serving
 from transfer_engine.base import REFUSED
 from transfer_engine.engine import TransferEngine
@@ -43,8 +44,7 @@ def credential(name):
 
 
 def again_and_again(call, *arguments, **options):
-    while True:
-        call(*arguments, **options)
+    until(lambda: call(*arguments, **options) is call, what="it is refused")
 
 
 @pytest.fixture

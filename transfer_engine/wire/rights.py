@@ -31,13 +31,14 @@ class Role(enum.IntEnum):
 class Rights:
     """Who somebody is, and what he may do. No `namespaces` are all of them.
 
-    `until` is when they end, in seconds since 1970.
+    `until` is when they end, in seconds since 1970. `proof` tells the secrets of a principal apart.
     """
 
     principal: str
     role: Role
     namespaces: tuple[str, ...] = ()
     until: float = math.inf
+    proof: bytes = b""
 
     @property
     def who(self) -> str:
