@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from mooncake_store.client.shown import Rights, ShownLeases
     from mooncake_store.config.settings import ClientConfig
     from mooncake_store.identity import Identity
     from transfer_engine.engine import TransferEngine
@@ -111,6 +112,8 @@ class Core:
         self.directory = Directory(engine)
         self.leases = Leases(config.lease_cache_entries)
         self.counters = Counters()
+        # The same leases, with the rights that came with them, where such are to be shown.
+        self.shown: ShownLeases | None = None
         # Bytes of objects whose places are not to be believed, by key, size and checksum
         # (`unsure.py`). Replaced as a whole, so without a lock.
         self.compared: dict[tuple[bytes, int, int], bytes | memoryview] = {}
@@ -124,6 +127,29 @@ class Core:
         self.turns = itertools.count()
         # The numbers of requests that begin puts: whoever sends one again is known by it.
         self.requests = itertools.count(1 + secrets.randbits(62))
+
+    def show_rights(self, asked: bool) -> None:
+        """Show rights to memory from now on, or none, as a shard says who opens a session."""
+        if asked is (self.shown is not None):
+            return
+        entries, epoch = self.config.lease_cache_entries, self.leases.epoch
+        if asked:
+            from mooncake_store.client import shown
+
+            shown.load_kernels()
+            self.leases = self.shown = shown.ShownLeases(entries)
+        else:
+            self.leases, self.shown = Leases(entries), None
+        self.leases.epoch = epoch + 1
+        self.directory.show_rights(self.namespace if asked else None)
+
+    def rights(self, count: int) -> Rights | None:
+        """What holds the rights of a batch of so many keys, where such are to be shown."""
+        if self.shown is None:
+            return None
+        from mooncake_store.client.shown import Rights
+
+        return Rights(count)
 
     def until(self, options: CallOptions, known: type = CallOptions) -> float:
         """When, by time.monotonic(), an operation that starts now has to end.
