@@ -29,6 +29,7 @@ from mooncake_store.config.checks import (
     check_kept_pool,
     check_list,
     check_memory,
+    check_namespace,
     check_namespace_offloads,
     check_networks,
     check_order,
@@ -371,6 +372,13 @@ class WorkerConfig(Guarded, frozen=True, kw_only=True):
             'each namespace, "*" for all others (AES-256-GCM; needs cryptography).'
         ),
     ] = ""
+    namespace: Annotated[
+        str,
+        Meta(
+            description="The only namespace whose objects lie here; they then lie nowhere else. "
+            "Empty: those of all without a worker of their own."
+        ),
+    ] = ""
     memory: Annotated[
         str,
         Meta(
@@ -420,6 +428,7 @@ class WorkerConfig(Guarded, frozen=True, kw_only=True):
             if items:
                 check_list(self.table, name, items)
         check_list(self.table, "transports", self.transports)
+        check_namespace(self.table, self.namespace)
         check_memory(self.table, self.memory)
         check_cold(
             self.cold_url,

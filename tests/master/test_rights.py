@@ -34,7 +34,7 @@ READS = {
     "stat", "stats", "task", "map", "segments", "status", "drain_status", "hosts", "standby",
 }  # fmt: skip
 WRITES = {
-    "put_start", "put_end", "put_revoke", "remove", "remove_replicas", "rename", "pin", "hint",
+    "put_start", "put_end", "put_end_shown", "put_revoke", "remove", "remove_replicas", "rename", "pin", "hint",
     "remove_matching", "submit_task",
 }  # fmt: skip
 LENDS = {

@@ -131,7 +131,11 @@ class TransferServer:
         """The Unix socket that descriptors name."""
         return None if self._shm is None else self._shm.address
 
-    def publish(self, segment: Served, *, name: str | None = None) -> SegmentDescriptor:
+    clock_offset_ms = 0
+
+    def publish(
+        self, segment: Served, *, name: str | None = None, key: bytes = b"", namespace: str = ""
+    ) -> SegmentDescriptor:
         """Serve a segment from now on, by default under its own name; return how to reach it."""
         name = segment.name if name is None else name
         check_name(name)
