@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CallOptions", "ClientStats", "Core", "Counters", "PutOptions", "ReadOptions", "parts"]
 
+SHOWN_TTL_MS = 1000
+"""The shortest lease that who shows rights asks for: a right ends a quarter of a second earlier."""
 _EVERY = np.arange(65_536, dtype=np.int64)
 
 
@@ -176,6 +178,11 @@ class Core:
         if not 1 <= milliseconds < TTL_DEFAULT:
             raise InvalidArgumentError(f"ttl {asked!r} is not between 1ms and 49d")
         return milliseconds
+
+    def ttl_to_ask_for(self, ttl_ms: int) -> int:
+        """The lease to ask for, which has to outlast the right that comes with it."""
+        short = self.shown is not None and 0 < ttl_ms < SHOWN_TTL_MS
+        return SHOWN_TTL_MS if short else ttl_ms
 
     def ready_by(self, options: ReadOptions) -> float | None:
         """When, by time.monotonic(), what is read has to be there to be worth it; None: whenever.

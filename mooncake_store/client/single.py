@@ -112,7 +112,8 @@ def read_one(
             found = shown.one_shown(low, high, enough)
     hit = found[0] != 0
     if not hit:
-        request = GET_ONE.request.pack(plan.ttl_ms, 0, digest)
+        ttl_ms = plan.ttl_ms if shown is None else core.ttl_to_ask_for(plan.ttl_ms)
+        request = GET_ONE.request.pack(ttl_ms, 0, digest)
         sent = time.monotonic_ns()
         try:
             body = yield from fetch(core.shard_of(digest), GET, request, until)
