@@ -17,7 +17,7 @@ import numpy as np
 
 from mooncake_store.client.costs import Costs
 from mooncake_store.core.records import SegmentState
-from mooncake_store.errors import ConfigError, StoreError
+from mooncake_store.errors import ConfigError, StoreError, UnavailableError
 from transfer_engine.base import SegmentDescriptor
 
 if TYPE_CHECKING:
@@ -156,9 +156,19 @@ class Directory:
         """Reach a segment, once however many threads ask."""
         with target.lock:
             if target.handle is None:
-                target.handle = self._engine.open(
-                    target.descriptor, require=self._required(target), timeout_s=timeout_s
-                )
+                required = self._required(target)
+                try:
+                    target.handle = self._engine.open(
+                        target.descriptor, require=required, timeout_s=timeout_s
+                    )
+                except ConfigError as error:
+                    raise UnavailableError(
+                        f"rights to memory, which a reader or writer needs, are shown over {required} "
+                        "alone, and this client does without it",
+                        peer=str(target.descriptor),
+                        operation="open",
+                        advice=f"let the client use {required}, in its setting transports",
+                    ) from error
         self.targets[0, target.number] = self._cost(target)
 
     def failed(self, target: Target, now: int) -> None:

@@ -344,14 +344,20 @@ class Reading(KeyTransfers):
         """Whether whole objects are compared with their checksums."""
         return self.plan.verify or bool(self.unsure)
 
-    def anew(self, index: Column) -> tuple[Reading, BytesSink]:
-        """Another reading, of the whole of some keys' objects, and where they will be."""
-        sink = BytesSink(len(index))
-        cached = self.plan.cached and not self.unsure
-        plan = replace(self.plan, verify=True, cached=cached, offset=0, length=None, ready_by=None)
-        whole = Reading(self.core, self.keys.part(index), sink, plan, self.until)
-        whole.uncounted = not cached
-        return whole, sink
+    def anew(self, index: Column) -> tuple[Reading, BytesSink, tuple[Column, int] | None]:
+        """Another reading, of the whole of some keys' objects, and where they will be.
+
+        What is sure is where this one has found it, and leased to it: the third is for `steps`.
+        """
+        core, sink = self.core, BytesSink(len(index))
+        plan = replace(self.plan, verify=True, cached=False, offset=0, length=None, ready_by=None)
+        whole = Reading(core, self.keys.part(index), sink, plan, self.until)
+        whole.uncounted = True
+        if self.unsure or self.rights is None:
+            return whole, sink, None
+        whole.cols[:] = self.cols[:, index]
+        whole._replicas, whole.rights = self._replicas, self.rights.part(index)
+        return whole, sink, (every(len(index)), core.leases.epoch)
 
     def targets(self, at: int) -> list[tuple[int, int, int]]:
         """(address, offset in the object, length) of what is read of a key that has its place."""

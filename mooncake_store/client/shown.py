@@ -76,6 +76,12 @@ class Rights:
         """Note the right to the replica that was chosen for each of these keys."""
         kernels.pick(index, replicas, self._shown, cols, self.chosen)
 
+    def part(self, index: Column) -> Rights:
+        """The same for some of the keys, by the same answers."""
+        part = Rights(len(index))
+        part.chosen[:], part._shown = self.chosen[index], self._shown
+        return part
+
     def needed(self, index: Column) -> NDArray[np.bool_]:
         """Which of these keys cannot be read without the right to the chosen replica."""
         return np.asarray(self.chosen[index, 1] != 0)

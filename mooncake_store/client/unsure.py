@@ -71,8 +71,8 @@ class Reading(Protocol):
     def doubted(self, at: int) -> bool:
         """Whether the answer for a key says of a replica that something else may lie there."""
 
-    def anew(self, index: Column) -> tuple[Any, Any]:
-        """Another reading, of the whole of some keys' objects, and where they will be."""
+    def anew(self, index: Column) -> tuple[Any, Any, Any]:
+        """Another reading, of the whole of some keys' objects, where they will be, what is leased."""
 
     def place(self, index: Column) -> Column:
         """Decide what is read of each key and where it goes; return the keys that are to be."""
@@ -148,8 +148,8 @@ def _told_of(reading: Reading, at: int) -> tuple[bytes, int, int]:
 
 def _read_group(reading: Reading, index: Column, kept: Kept) -> Steps[None]:
     """Read some objects, cut them, and keep them in place of all but `kept`."""
-    whole, sink = reading.anew(index)
-    yield from whole.steps()
+    whole, sink, leased = reading.anew(index)
+    yield from whole.steps(None, leased)
     reading.cols[:, index] = whole.cols
     reading.cols[k.FIRST, index] = -1  # of answers that this one does not have
     for nth, at in enumerate(index.tolist()):

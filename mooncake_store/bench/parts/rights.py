@@ -1,8 +1,8 @@
 """What it costs to show rights to memory: rows `rights/...` of the bench `data`.
 
 Two clients of one pool, both over tcp: one with a credential of a writer, of whom the owner of the
-memory asks a right to each place; and one with the secret of the pool, of whom it asks nothing. Both
-read the same objects, put as many, and are measured in turn; `off` is the second one.
+memory asks a right to each place; and one with the secret of the pool, of whom it asks nothing.
+Both read the same objects, put as many, and are measured in turn; `off` is the second one.
 """
 
 from __future__ import annotations
