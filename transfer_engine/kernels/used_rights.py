@@ -75,6 +75,7 @@ def _lock(address):
 
 @njit(cache=True, nogil=True)
 def _full(pairs):
+    """How many pairs may be used: searches end at one that was not. O(1)."""
     return pairs - pairs // 8
 
 
