@@ -11,6 +11,7 @@ import pytest
 from tests.waiting import until, until_idle
 from transfer_engine import Segment, TransferEngine, TransferServer
 from transfer_engine.errors import NotFoundError
+from transfer_engine.kernels import used_rights
 from transfer_engine.kernels.moving import COLUMNS_AT, PEER_CLOSED, REPLY_WORDS, UNEXPECTED
 from transfer_engine.transports.stream import (
     DATA_BYTES_MAX,
@@ -50,10 +51,12 @@ class Loop:
         self.opened = np.ones(1, np.int64)
         low, high = np.frombuffer(UUID, np.int64)
         self.rows = np.array(
-            [5, 6, 0, 0, 0, 0, low, high, self.memory.ctypes.data, self.memory.size, 1,
-             self.opened.ctypes.data]
+            [5, 6, *[0] * 8, low, high, self.memory.ctypes.data, self.memory.size, 1,
+             self.opened.ctypes.data, 0, 0, 0, 0]
         )  # fmt: skip
-        self.version = np.zeros(1, np.int64)
+        self.version = np.zeros(2, np.int64)
+        self.peer = np.array([0, 1, 1000])
+        self.used = used_rights.make(16)
         self.seen = 0
         self.naming = np.zeros(2, np.int64)
         self.watch = np.zeros(watch, np.int64)
@@ -71,7 +74,7 @@ class Loop:
     def serve(self):
         return self.kernels.serve(
             self.owner.fileno(), self.message, self.iov, FIXED, self.rows, self.version,
-            self.seen, self.naming, self.watch, self.spin_ns, self.state,
+            self.seen, self.naming, self.watch, self.spin_ns, self.peer, self.used, self.state,
         )  # fmt: skip
 
     def receive(self, count):
@@ -154,7 +157,7 @@ def test_what_is_not_plain_is_left_to_python(loop, asked):
 
 
 def test_a_segment_that_is_read_only_closed_or_replaced_is_left_to_python(loop):
-    loop.rows[10] = 0
+    loop.rows[14] = 0
     loop.take(request(WRITE, [(0, 8)]))
     assert loop.serve() == UNEXPECTED
     loop.take(request(READ, [(0, 8)]))
@@ -182,7 +185,7 @@ def test_a_request_that_does_not_fit_is_left_to_python_with_its_header_alone(ser
 
 
 def test_more_bytes_than_a_message_may_carry_are_left_to_python(loop):
-    loop.rows[9] = DATA_BYTES_MAX + 1
+    loop.rows[13] = DATA_BYTES_MAX + 1
     loop.take(request(READ, [(0, DATA_BYTES_MAX), (0, 1)]))
     loop.client.close()  # who sends it after all fails, and does not wait for a reader
     assert loop.serve() == UNEXPECTED

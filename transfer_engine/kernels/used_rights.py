@@ -1,0 +1,179 @@
+"""Rights that are shown to an owner: whether they are good, and which were used.
+
+A right to write is good once. The owner keeps the tags of those by which somebody writes, or has
+written, until they end; one table serves all threads of a process. A write that fails takes its
+tag back, so that it may be tried again.
+
+The table is open addressing over pairs (tag, end in ms since 1970) behind HEAD words of its own;
+an end of 0 is a pair that was never used. Only tags that were found right get here, so they are as
+good as random and are their own hash. Pairs that have ended are written over where they are met,
+and swept out when half of the table is used; each pair is 16 bytes in one line of memory.
+
+One word is a lock, held for as long as a batch is noted: 5 us for 128, and a sweep, which takes
+20 ms for a million pairs and comes at most every _SWEEP_MS. All arrays are int64, statuses int32.
+"""
+
+import numpy as np
+from numba import types
+from numba.core.types import ExternalFunction
+from numpy.typing import NDArray
+
+from kernel_cache import njit
+from transfer_engine.kernels.primitives import leave_word, prefetch, take_word
+from transfer_engine.kernels.rights import end_of, tags_of
+
+_sched_yield = ExternalFunction("sched_yield", types.int32())
+
+HEAD = 8
+"""Words before the pairs: the lock, how many pairs are used, from how many on they are swept, when
+that was last done."""
+_LOCK, _USED, _LIMIT, _SWEPT_MS = 0, 1, 2, 3
+_PAIR = 2
+_NEVER, _BACK = 0, 1
+_SWEEP_MS = 250
+_TRIES_PER_TURN = 64
+_REFUSED = -1011  # AuthError.code
+
+
+def make(pairs: int) -> NDArray[np.int64]:
+    """Return an empty table. pairs: a power of two; 16 bytes each, taken when first used."""
+    table = np.zeros(HEAD + _PAIR * pairs, dtype=np.int64)
+    table[_LIMIT] = pairs // 2
+    return table
+
+
+@njit(cache=True, nogil=True)
+def judge(key_low, key_high, offsets, lengths, tags, stamps, kind, now_ms, statuses):
+    """Refuse the requests whose status is 0 and whose right is not: (refused, least end of others).
+
+    The end is in ms since 1970; 0 if there is none. O(n).
+    """
+    wanted = np.empty(tags.size, dtype=np.int64)
+    tags_of(key_low, key_high, offsets, lengths, kind, stamps, wanted)
+    refused, least = 0, np.int64(0)
+    for i in range(tags.size):
+        if statuses[i] != 0:
+            continue
+        end = end_of(stamps[i])
+        if wanted[i] != tags[i] or end <= now_ms:
+            statuses[i] = _REFUSED
+            refused += 1
+        elif least == 0 or end < least:
+            least = end
+    return refused, least
+
+
+@njit(cache=True, nogil=True)
+def _lock(address):
+    """Wait for the lock at an address, leaving the processor to others now and then."""
+    tries = 0
+    while not take_word(address):
+        tries += 1
+        if tries % _TRIES_PER_TURN == 0:
+            _sched_yield()
+
+
+@njit(cache=True, nogil=True)
+def _full(pairs):
+    return pairs - pairs // 8
+
+
+@njit(cache=True, nogil=True)
+def _sweep(table, now_ms):
+    """Leave the pairs that have not ended, unless that was done a moment ago. O(pairs)."""
+    if abs(now_ms - table[_SWEPT_MS]) < _SWEEP_MS:
+        return
+    pairs = (table.size - HEAD) // _PAIR
+    live = 0
+    for at in range(HEAD, table.size, _PAIR):
+        live += table[at + 1] > now_ms
+    kept = np.empty(_PAIR * live, dtype=np.int64)
+    put = 0
+    for at in range(HEAD, table.size, _PAIR):
+        if table[at + 1] > now_ms:
+            kept[put], kept[put + 1] = table[at], table[at + 1]
+            put += _PAIR
+    table[HEAD:] = 0
+    for each in range(0, kept.size, _PAIR):
+        at = kept[each] & (pairs - 1)
+        while table[HEAD + _PAIR * at + 1] != _NEVER:
+            at = (at + 1) & (pairs - 1)
+        table[HEAD + _PAIR * at] = kept[each]
+        table[HEAD + _PAIR * at + 1] = kept[each + 1]
+    table[_USED] = live
+    # Next when half of what is left is used: a table of pairs that last is not swept each time.
+    table[_LIMIT] = max(pairs // 2, (live + _full(pairs)) // 2)
+    table[_SWEPT_MS] = now_ms
+
+
+@njit(cache=True, nogil=True)
+def _claim_one(table, tag, end, now_ms):
+    """Note one tag; whether it was not there, and there was room. Held: the lock. O(1)."""
+    if table[_USED] >= table[_LIMIT]:
+        _sweep(table, now_ms)
+    pairs = (table.size - HEAD) // _PAIR
+    at = tag & (pairs - 1)
+    free = np.int64(-1)
+    while True:
+        place = HEAD + _PAIR * at
+        until = table[place + 1]
+        if until == _NEVER:
+            break
+        if until <= now_ms:
+            if free < 0:
+                free = place
+        elif table[place] == tag:
+            return False
+        at = (at + 1) & (pairs - 1)
+    if free < 0:
+        if table[_USED] >= _full(pairs):
+            return False
+        free = place
+        table[_USED] += 1
+    table[free] = tag
+    table[free + 1] = end
+    return True
+
+
+@njit(cache=True, nogil=True)
+def claim(table, tags, stamps, now_ms, statuses):
+    """Note the rights whose status is 0 as used, or refuse them; return how many that are. O(n)."""
+    pairs = (table.size - HEAD) // _PAIR
+    address = table.ctypes.data
+    for i in range(tags.size):
+        prefetch(address + 8 * (HEAD + _PAIR * (tags[i] & (pairs - 1))))
+    refused = 0
+    _lock(address)
+    for i in range(tags.size):
+        if statuses[i] == 0 and not _claim_one(table, tags[i], end_of(stamps[i]), now_ms):
+            statuses[i] = _REFUSED
+            refused += 1
+    leave_word(address)
+    return refused
+
+
+@njit(cache=True, nogil=True)
+def give_back(table, tags, statuses):
+    """Let the rights whose status is 0, which `claim` noted, be used again. O(n)."""
+    pairs = (table.size - HEAD) // _PAIR
+    address = table.ctypes.data
+    _lock(address)
+    for i in range(tags.size):
+        at = tags[i] & (pairs - 1)
+        while statuses[i] == 0 and table[HEAD + _PAIR * at + 1] != _NEVER:
+            if table[HEAD + _PAIR * at] == tags[i]:
+                table[HEAD + _PAIR * at + 1] = _BACK
+                break
+            at = (at + 1) & (pairs - 1)
+    leave_word(address)
+
+
+def warmup() -> None:
+    """Compile every kernel for the argument types used in production."""
+    column = np.zeros(1, dtype=np.int64)
+    statuses = np.zeros(1, dtype=np.int32)
+    table = make(4)
+    judge(0, 1, column, column, column, column, 1, 0, statuses)
+    statuses[:] = 0
+    claim(table, column, column + (1 << 24), 0, statuses)
+    give_back(table, column, statuses)
