@@ -72,7 +72,7 @@ class Reading(Protocol):
         """Whether the answer for a key says of a replica that something else may lie there."""
 
     def anew(self, index: Column) -> tuple[Any, Any, Any]:
-        """Another reading, of the whole of some keys' objects, where they will be, what is leased."""
+        """Another reading, of the whole of some objects, where they will be, and what it leased."""
 
     def place(self, index: Column) -> Column:
         """Decide what is read of each key and where it goes; return the keys that are to be."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mooncake_store.core.kernels import rights as k
+from mooncake_store.core.records import KEYS_MAX
 from mooncake_store.core.state import INT64, UINT32, ShardState, as_column, as_words
 
 if TYPE_CHECKING:
@@ -83,9 +84,12 @@ def unwritten(
 ) -> NDArray[np.bool_]:
     """Say which of a client's unfinished puts lack the receipt of an owner.
 
-    Receipts come in any order: each is good for one place and one put.
+    Receipts come in any order: each is good for one place and one put. Of columns that do not make
+    sense nothing is said: `put_end` refuses these.
     """
-    out = np.empty(len(digests), np.bool_)
+    out = np.zeros(len(digests), np.bool_)
+    if len(digests) > KEYS_MAX or len(generations) != len(digests):
+        return out
     guards = state.space.guards
     asked = guards.asked(asking.namespaces)
     given = as_column(np.sort(receipts), INT64)

@@ -65,12 +65,9 @@ class Granting:
     ) -> NDArray[np.int16]:
         """Make objects readable of which the owners of all places say that they were written."""
         now, shard = self._site.now(), self._shard
-        sound = len(digests) == len(generations) == len(checksums)
-        refused = np.zeros(len(digests), np.bool_)
-        if sound:
-            refused = shard.unwritten(
-                now, self._asking(peer), peer.handle, digests, generations, receipts
-            )
+        refused = shard.unwritten(
+            now, self._asking(peer), peer.handle, digests, generations, receipts
+        )
         if not refused.any():
             return shard.put_end(now, peer.handle, digests, generations, checksums, asked=True)
         statuses, rest = np.full(len(digests), Status.INVALID_WRITE, np.int16), ~refused

@@ -322,7 +322,7 @@ PUT_END_SHOWN = Operation(
         _GENERATIONS,
         Column("checksums", "u8"),
         Column("receipts", "i8", rows="m"),
-        rows=64 * BATCH_MAX,
+        rows=16 * BATCH_MAX,
     ),
     _STATUSES,
     "makes written objects readable, whose owners have asked for rights",

@@ -34,8 +34,8 @@ READS = {
     "stat", "stats", "task", "map", "segments", "status", "drain_status", "hosts", "standby",
 }  # fmt: skip
 WRITES = {
-    "put_start", "put_end", "put_end_shown", "put_revoke", "remove", "remove_replicas", "rename", "pin", "hint",
-    "remove_matching", "submit_task",
+    "put_start", "put_end", "put_end_shown", "put_revoke", "remove", "remove_replicas", "rename",
+    "pin", "hint", "remove_matching", "submit_task",
 }  # fmt: skip
 LENDS = {
     "mount", "unmount", "ping", "fetch_tasks", "finish_task", "fetch_hauls", "finish_haul", "held",
