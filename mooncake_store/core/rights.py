@@ -3,7 +3,7 @@
     asking = Asking(namespaces, epoch_ns, bases)
     rights = to_read(shard, asking, rows, replicas)       # of the get just made
     rights = to_write(shard, asking, digests, rows, replicas)
-    refused = unwritten(shard, asking, client, digests, generations, receipts)
+    statuses = put_end(shard, asking, client, digests, generations, checksums, receipts)
 
 Rows are as `get` and `put_start` answered them, places as they are in whole segments: where the
 slice of the shard begins in each, `bases` says. Nothing is remembered of a right: what it was made
@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mooncake_store.core import puts
 from mooncake_store.core.kernels import rights as k
-from mooncake_store.core.records import KEYS_MAX
+from mooncake_store.core.records import KEYS_MAX, Status
 from mooncake_store.core.state import INT64, UINT32, ShardState, as_column, as_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Asking", "to_read", "to_write", "unwritten"]
+__all__ = ["Asking", "put_end", "to_read", "to_write", "unwritten"]
 
 
 class Asking(NamedTuple):
@@ -88,13 +89,45 @@ def unwritten(
     sense nothing is said: `put_end` refuses these.
     """
     out = np.zeros(len(digests), np.bool_)
+    _unwritten(state, asking, client, digests, generations, receipts, out)
+    return out
+
+
+def _unwritten(
+    state: ShardState,
+    asking: Asking,
+    client: int,
+    digests: NDArray[np.uint64],
+    generations: NDArray[np.uint32],
+    receipts: NDArray[np.int64],
+    out: NDArray[np.bool_],
+) -> int:
     if len(digests) > KEYS_MAX or len(generations) != len(digests):
-        return out
+        return 0
     guards = state.space.guards
     asked = guards.asked(asking.namespaces)
-    given = as_column(np.sort(receipts), INT64)
-    k.unwritten(
+    given = as_column(np.sort(receipts) if len(receipts) > 1 else receipts, INT64)
+    count: int = k.unwritten(
         state.words, client, asking.epoch_ns, guards.keys, asked, asking.bases, as_words(digests),
         as_column(generations, UINT32), given, out,
     )  # fmt: skip
-    return out
+    return count
+
+
+def put_end(
+    state: ShardState,
+    asking: Asking,
+    client: int,
+    digests: NDArray[np.uint64],
+    generations: NDArray[np.uint32],
+    checksums: NDArray[np.uint64],
+    receipts: NDArray[np.int64],
+) -> NDArray[np.int16]:
+    """Make objects readable of which the owners of all places say that they were written."""
+    refused = np.zeros(len(digests), np.bool_)
+    if not _unwritten(state, asking, client, digests, generations, receipts, refused):
+        return puts.put_end(state, client, digests, generations, checksums, asked=True)
+    statuses, rest = np.full(len(digests), Status.INVALID_WRITE, np.int16), ~refused
+    given = digests[rest], generations[rest], checksums[rest]
+    statuses[rest] = puts.put_end(state, client, *given, asked=True)
+    return statuses

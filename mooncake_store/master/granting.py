@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.core.records import Status
 from mooncake_store.core.rights import Asking
 from mooncake_store.master.words import words
 
@@ -64,16 +63,8 @@ class Granting:
         receipts: NDArray[np.int64],
     ) -> NDArray[np.int16]:
         """Make objects readable of which the owners of all places say that they were written."""
-        now, shard = self._site.now(), self._shard
-        refused = shard.unwritten(
-            now, self._asking(peer), peer.handle, digests, generations, receipts
-        )
-        if not refused.any():
-            return shard.put_end(now, peer.handle, digests, generations, checksums, asked=True)
-        statuses, rest = np.full(len(digests), Status.INVALID_WRITE, np.int16), ~refused
-        given = digests[rest], generations[rest], checksums[rest]
-        statuses[rest] = shard.put_end(now, peer.handle, *given, asked=True)
-        return statuses
+        given = peer.handle, digests, generations, checksums, receipts
+        return self._shard.put_end_shown(self._site.now(), self._asking(peer), *given)
 
 
 def _together(replicas: NDArray[Any], rights: NDArray[np.int64]) -> NDArray[np.uint64]:

@@ -159,7 +159,7 @@ def _is_written(receipts, low, high, offset, length, stamp):
 
 @njit(**KERNEL)
 def unwritten(context, client, epoch, keys, asked, bases, digests, generations, receipts, out):
-    """out[i] = 1 where a client's unfinished put lacks the receipt of a place, else 0.
+    """out[i] = 1 where a client's unfinished put lacks the receipt of a place, else 0; how many.
 
     `receipts` are sorted: which is whose the tags say. What lies on a dead segment is lost anyway,
     and what is no unfinished put of this client is for others to refuse.
@@ -170,6 +170,7 @@ def unwritten(context, client, epoch, keys, asked, bases, digests, generations, 
     dead = column(context, DEAD, BYTE)
     table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
     find(context, table_a, table_b, rows, digests, found)
+    count = 0
     for i in range(digests.shape[0]):
         out[i] = 0
         row = begun(context, found[i], generations[i])
@@ -187,3 +188,5 @@ def unwritten(context, client, epoch, keys, asked, bases, digests, generations, 
                 break
             segment, offset = np.int64(overflow[link].segment), overflow[link].offset
             link = overflow[link].next
+        count += out[i]
+    return count
