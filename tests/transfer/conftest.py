@@ -121,7 +121,7 @@ def serving(kernels, monkeypatch):
             monkeypatch.setattr(serving_kernels, name, getattr(kernels, name))
         monkeypatch.setattr(serving_kernels, "_recv", kernels._recv)
         monkeypatch.setattr(serving_kernels, "_sched_yield", kernels._sched_yield)
-        for name in ("_poll", "_find", "_belongs", "_now_ms", "_shown_columns", "_permitted",
+        for name in ("_poll", "_find", "_belongs", "_look_at_clock", "_shown_columns", "_permitted",
                      "_judge", "_move", "_taken", "serve", "change"):  # fmt: skip
             monkeypatch.setattr(serving_kernels, name, getattr(serving_kernels, name).py_func)
     return serving_kernels
