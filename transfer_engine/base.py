@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     Columns = NDArray[np.int64]
     Statuses = NDArray[np.int32]
+    SingleOutcome = tuple[int, NDArray[np.uint64] | None, int]
 
 __all__ = [
     "CANCELLED",
@@ -67,7 +68,6 @@ __all__ = [
     "RemoteSegment",
     "SegmentDescriptor",
     "SingleRequest",
-    "SingleResult",
     "Staged",
     "Transport",
     "Way",
@@ -403,14 +403,6 @@ class SingleRequest(NamedTuple):
     """The right to it; a stamp of 0 is none."""
 
 
-class SingleResult(NamedTuple):
-    """What became of a batch of one: its status, its checksum, and the receipt of a write."""
-
-    status: int
-    checksums: NDArray[np.uint64] | None
-    receipt: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Region:
     """Local memory that transfers may touch, from `register` to `unregister`."""
@@ -473,9 +465,10 @@ class Transport(abc.ABC):
         moved stay moved.
         """
 
-    def move_one(self, target: RemoteSegment, request: SingleRequest) -> SingleResult | None:
+    def move_one(self, target: RemoteSegment, request: SingleRequest) -> SingleOutcome | None:
         """Move one request in less than a batch takes.
 
+        Return its status, its checksum as a column, and the receipt of a write by a right, or 0.
         None when there is no such way: it may have moved, and moves again in a batch. Raises
         TransferTimeoutError.
         """

@@ -56,15 +56,16 @@ SHOWN = 2 << 48
 ASK_READ, ASK_WRITE, TOLD_READ, TOLD_WRITE, REPLY_BODY, REQUEST_BODY, DATA_MAX = range(7)
 FIXED_WORDS = 7
 
+# The reply to a write by rights comes where the columns were, with its receipts: as one piece.
+RECEIPTS_AT = COLUMNS_AT + REPLY_WORDS
+
 # What `exchange_one` works in: a message of one request, those words, and room for the rest.
-_FIXED_AT = COLUMNS_AT + SHOWN_COLUMNS
+_FIXED_AT = RECEIPTS_AT + 1
 _EXPECTED_AT = _FIXED_AT + FIXED_WORDS
 _ONE_AT = _EXPECTED_AT + 3
 _IOV_AT = _ONE_AT + 5
 ALONE_WORDS = _IOV_AT + 4
 ALONE_FIXED = slice(_FIXED_AT, _EXPECTED_AT)
-ALONE_RECEIPT = COLUMNS_AT + PLAIN_COLUMNS
-"""Where `exchange_one` leaves the receipt of a write."""
 
 
 @njit(cache=True, nogil=True)
@@ -276,15 +277,15 @@ def move_some(fd, iov, receive, most, state):
 
 
 @njit(cache=True, nogil=True)
-def _fill(fd, address, length, spins, state):
-    """Receive until state[2] reaches length; returns as `move_iov` does.
+def _fill(fd, address, least, length, spins, state):
+    """Receive until state[2] reaches `least`, `length` at most; returns as `move_iov` does.
 
     Looks `spins` times before it sleeps, leaving the processor to others in between: waking up
     takes longer than what is waited for. state[4] is 1 if that helped. On a busy machine each time
     it leaves the processor may take milliseconds, so looking ends after _SPIN_NS_MAX, too: the
     deadline is kept by the sleep alone.
     """
-    if state[2] < length:
+    if state[2] < least:
         state[4] = 0
         moved = np.int64(-1)
         until = np.int64(0)
@@ -301,15 +302,35 @@ def _fill(fd, address, length, spins, state):
                     break
             _sched_yield()
         if moved < 0:
-            moved = _recv(fd, address + state[2], length - state[2], _MSG_WAITALL)
+            how = _MSG_WAITALL if least == length else 0
+            moved = _recv(fd, address + state[2], length - state[2], how)
         if moved < 0:
             return last_errno()
         if moved == 0:
             return np.int64(PEER_CLOSED)
         state[2] += moved
-        if state[2] < length:
+        if state[2] < least:
             return np.int64(MOVED_PART)
     return np.int64(MOVED_ALL)
+
+
+@njit(cache=True, nogil=True)
+def _hear(fd, message, receipts, spins, state):
+    """Receive the reply header to message[:REPLY_WORDS], and so many receipts if they came with it.
+
+    Those follow at RECEIPTS_AT; state[5] is how many bytes came after the header. Returns as
+    `move_iov`. O(1).
+    """
+    head = 8 * REPLY_WORDS
+    if receipts == 0:
+        return _fill(fd, message.ctypes.data, head, head, spins, state)
+    address = message.ctypes.data + 8 * COLUMNS_AT
+    code = _fill(fd, address, head, head + 8 * receipts, spins, state)
+    if code == MOVED_ALL:
+        state[5] = state[2] - head
+        for word in range(REPLY_WORDS):
+            message[word] = message[COLUMNS_AT + word]
+    return code
 
 
 @njit(cache=True, nogil=True)
@@ -319,16 +340,17 @@ def exchange(
 ):  # fmt: skip
     """Run one request of a client from its columns to its data, as far as nothing unusual comes.
 
-    rights: none, or n pairs (tag, stamp); the receipts of a write then take the place of its tags.
+    rights: none, or n pairs (tag, stamp); the receipts of a write then come to RECEIPTS_AT.
     message: the request header is set, its columns are filled here; iov: room for n + 1 entries.
     expected: the words 0..2 of the reply to a batch that succeeds in full. state: as `move_iov`,
-    then [phase, whether spinning helped]; all zero at the start. Phases: 0 start, 1 sending, 2
+    then [phase, whether spinning helped, bytes ahead]; all zero at the start. Phases: 0 start, 1 sending, 2
     waiting for the reply header, 3 receiving data, 4 done. apart: 1 leaves the data to the caller:
     it stops with MOVED_ALL where data comes, before phase 2 or 3. spins: see `_fill`. Returns as
     `move_iov`, or UNEXPECTED with the reply header in message[:REPLY_WORDS] and nothing of what
-    follows it received. O(n).
+    follows it received but the bytes ahead, which are at RECEIPTS_AT. O(n).
     """
     count = offsets.size
+    receipts = count if writing != 0 and rights.size > 0 else 0
     if state[3] == 0:
         for i in range(count):
             message[COLUMNS_AT + i] = offsets[i]
@@ -353,15 +375,15 @@ def exchange(
         if writing != 0 and apart != 0:
             return code
     if state[3] == 2:
-        code = _fill(fd, message.ctypes.data, 8 * REPLY_WORDS, spins, state)
+        code = _hear(fd, message, receipts, spins, state)
         if code != MOVED_ALL:
             return code
         entries, asked = 0, 0
         if writing == 0:
             entries, asked = build_iov(0, addresses, lengths, statuses, iov, 0, 0)
-        elif rights.size > 0:
-            iov[0] = message.ctypes.data + 8 * (COLUMNS_AT + PLAIN_COLUMNS * count)
-            iov[1] = 8 * count
+        elif state[5] < 8 * receipts:
+            iov[0] = message.ctypes.data + 8 * RECEIPTS_AT + state[5]
+            iov[1] = 8 * receipts - state[5]
             entries = 1
         for word in range(3):
             if message[word] != expected[word]:
@@ -445,14 +467,15 @@ def take_request(fd, message, fixed, state):
     fit: nothing after the header is received then. O(1).
     """
     if state[3] == 0:
-        code = _fill(fd, message.ctypes.data + 8 * REPLY_WORDS, 8 * REQUEST_WORDS, 0, state)
+        head = 8 * REQUEST_WORDS
+        code = _fill(fd, message.ctypes.data + 8 * REPLY_WORDS, head, head, 0, state)
         if code != MOVED_ALL:
             return code
         state[2], state[3] = 0, 1
     nbytes = columns_bytes(message, fixed)
     if nbytes < 0:
         return np.int64(UNEXPECTED)
-    return _fill(fd, message.ctypes.data + 8 * COLUMNS_AT, nbytes, 0, state)
+    return _fill(fd, message.ctypes.data + 8 * COLUMNS_AT, nbytes, nbytes, 0, state)
 
 
 def warmup() -> None:
@@ -482,7 +505,7 @@ def warmup() -> None:
         other.send(bytes(8 * REPLY_WORDS))
         message[COLUMNS_AT - 1] = 1
         message[REPLY_WORDS + 1] = 16
-        state = np.zeros(5, dtype=np.int64)
+        state = np.zeros(6, dtype=np.int64)
         exchange(
             one.fileno(), column, column, starts, statuses, column[:0], message, iov, expected, 0,
             0, 1, state,

@@ -309,14 +309,15 @@ def serve(fd, message, iov, fixed, rows, version, seen, naming, watch, spin_ns, 
                 return code
             state[3] = HEAD
         if state[3] == HEAD:
-            code = _fill(fd, message.ctypes.data + 8 * REPLY_WORDS, 8 * REQUEST_WORDS, 0, state)
+            head = 8 * REQUEST_WORDS
+            code = _fill(fd, message.ctypes.data + 8 * REPLY_WORDS, head, head, 0, state)
             if code != MOVED_ALL:
                 return code
             state[2], state[3] = 0, COLUMNS
         nbytes = columns_bytes(message, fixed)
         if nbytes < 0:
             return np.int64(UNEXPECTED)
-        code = _fill(fd, message.ctypes.data + 8 * COLUMNS_AT, nbytes, 0, state)
+        code = _fill(fd, message.ctypes.data + 8 * COLUMNS_AT, nbytes, nbytes, 0, state)
         if code != MOVED_ALL:
             return code
         state[2], state[3] = 0, JUDGE

@@ -7,10 +7,12 @@ tag back, so that it may be tried again.
 The table is open addressing over pairs (tag, end in ms since 1970) behind HEAD words of its own;
 an end of 0 is a pair that was never used. Only tags that were found right get here, so they are as
 good as random and are their own hash. Pairs that have ended are written over where they are met,
-and swept out when half of the table is used; each pair is 16 bytes in one line of memory.
+and swept out when half of the pairs are used. As few pairs as will do take part, a power of two
+that a sweep chooses anew: so a table of few stays in the cache, and memory that was never needed is
+never touched.
 
-One word is a lock, held for as long as a batch is noted: 5 us for 128, and a sweep, which takes
-20 ms for a million pairs and comes at most every _SWEEP_MS. All arrays are int64, statuses int32.
+One word is a lock, held while a batch is noted, and during sweeps. Once all of a table takes part
+these come no oftener than every _SWEEP_MS. All arrays are int64, statuses int32.
 """
 
 import numpy as np
@@ -25,10 +27,11 @@ from transfer_engine.kernels.rights import end_of, tags_of
 _sched_yield = ExternalFunction("sched_yield", types.int32())
 
 HEAD = 8
-"""Words before the pairs: the lock, how many pairs are used, from how many on they are swept, when
-that was last done."""
-_LOCK, _USED, _LIMIT, _SWEPT_MS = 0, 1, 2, 3
+"""Words before the pairs: the lock, how many pairs take part, how many of them are used, from how
+many on they are swept, when that was last done."""
+_LOCK, _PAIRS, _USED, _LIMIT, _SWEPT_MS = 0, 1, 2, 3, 4
 _PAIR = 2
+_PAIRS_MIN = 1 << 12
 _NEVER, _BACK = 0, 1
 _SWEEP_MS = 250
 _TRIES_PER_TURN = 64
@@ -38,7 +41,8 @@ _REFUSED = -1011  # AuthError.code
 def make(pairs: int) -> NDArray[np.int64]:
     """Return an empty table. pairs: a power of two; 16 bytes each, taken when first used."""
     table = np.zeros(HEAD + _PAIR * pairs, dtype=np.int64)
-    table[_LIMIT] = pairs // 2
+    table[_PAIRS] = min(pairs, _PAIRS_MIN)
+    table[_LIMIT] = table[_PAIRS] // 2
     return table
 
 
@@ -75,35 +79,39 @@ def _lock(address):
 
 @njit(cache=True, nogil=True)
 def _full(pairs):
-    return pairs - pairs // 8
+    """How many pairs may be used: searches end at one that was not. O(1)."""
+    return pairs - max(1, pairs // 8)
 
 
 @njit(cache=True, nogil=True)
 def _sweep(table, now_ms):
-    """Leave the pairs that have not ended, unless that was done a moment ago. O(pairs)."""
-    if abs(now_ms - table[_SWEPT_MS]) < _SWEEP_MS:
+    """Leave the pairs that have not ended, and have as many take part as these need. O(pairs)."""
+    whole, pairs = (table.size - HEAD) // _PAIR, table[_PAIRS]
+    if pairs == whole and abs(now_ms - table[_SWEPT_MS]) < _SWEEP_MS:
         return
-    pairs = (table.size - HEAD) // _PAIR
+    end = HEAD + _PAIR * pairs
     live = 0
-    for at in range(HEAD, table.size, _PAIR):
+    for at in range(HEAD, end, _PAIR):
         live += table[at + 1] > now_ms
     kept = np.empty(_PAIR * live, dtype=np.int64)
     put = 0
-    for at in range(HEAD, table.size, _PAIR):
+    for at in range(HEAD, end, _PAIR):
         if table[at + 1] > now_ms:
             kept[put], kept[put + 1] = table[at], table[at + 1]
             put += _PAIR
-    table[HEAD:] = 0
+    table[HEAD:end] = 0
+    pairs = min(whole, _PAIRS_MIN)
+    while pairs < whole and pairs < 4 * live:
+        pairs *= 2
     for each in range(0, kept.size, _PAIR):
         at = kept[each] & (pairs - 1)
         while table[HEAD + _PAIR * at + 1] != _NEVER:
             at = (at + 1) & (pairs - 1)
         table[HEAD + _PAIR * at] = kept[each]
         table[HEAD + _PAIR * at + 1] = kept[each + 1]
-    table[_USED] = live
+    table[_PAIRS], table[_USED], table[_SWEPT_MS] = pairs, live, now_ms
     # Next when half of what is left is used: a table of pairs that last is not swept each time.
     table[_LIMIT] = max(pairs // 2, (live + _full(pairs)) // 2)
-    table[_SWEPT_MS] = now_ms
 
 
 @njit(cache=True, nogil=True)
@@ -111,7 +119,7 @@ def _claim_one(table, tag, end, now_ms):
     """Note one tag; whether it was not there, and there was room. Held: the lock. O(1)."""
     if table[_USED] >= table[_LIMIT]:
         _sweep(table, now_ms)
-    pairs = (table.size - HEAD) // _PAIR
+    pairs = table[_PAIRS]
     at = tag & (pairs - 1)
     free = np.int64(-1)
     while True:
@@ -138,7 +146,7 @@ def _claim_one(table, tag, end, now_ms):
 @njit(cache=True, nogil=True)
 def claim(table, tags, stamps, now_ms, statuses):
     """Note the rights whose status is 0 as used, or refuse them; return how many that are. O(n)."""
-    pairs = (table.size - HEAD) // _PAIR
+    pairs = table[_PAIRS]
     address = table.ctypes.data
     for i in range(tags.size):
         prefetch(address + 8 * (HEAD + _PAIR * (tags[i] & (pairs - 1))))
@@ -155,9 +163,9 @@ def claim(table, tags, stamps, now_ms, statuses):
 @njit(cache=True, nogil=True)
 def give_back(table, tags, statuses):
     """Let the rights whose status is 0, which `claim` noted, be used again. O(n)."""
-    pairs = (table.size - HEAD) // _PAIR
     address = table.ctypes.data
     _lock(address)
+    pairs = table[_PAIRS]
     for i in range(tags.size):
         at = tags[i] & (pairs - 1)
         while statuses[i] == 0 and table[HEAD + _PAIR * at + 1] != _NEVER:

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["KEY_BYTES", "USED", "Guard", "Showing", "Used", "is_asked", "namespace_word"]
 
 KEY_BYTES = 16
-PAIRS = 1 << 20
-"""Rights to write that a process keeps until they end; at 30 s each, 30,000 puts a second."""
+PAIRS = 1 << 22
+"""Rights to write that a process keeps until they end, about; at 30 s each, 120,000 puts a second.
+"""
 
 
 def is_asked(session: Rights) -> bool:

@@ -225,7 +225,7 @@ class SealedLink(Link):
         request = self._request(1, len(columns))
         self.move(self.lead(request, *((data,) if writing else ())), receive=False)
         self.receive(self.view[: REPLY.size])
-        told = self._alone[moving.ALONE_RECEIPT :][: int(writing and more > 0)]
+        told = self._alone[moving.RECEIPTS_AT :][: int(writing and more > 0)]
         expected = np.array(
             [FIXED[tell] + more, FIXED[moving.REPLY_BODY] + told.nbytes, number], dtype=np.int64
         )

@@ -155,7 +155,7 @@ class Link:
     """
 
     __slots__ = (
-        "_alone", "_armed_s", "_carried", "_ends", "_fd", "_iov", "_penalty", "_rest", "_state",
+        "_ahead", "_alone", "_armed_s", "_carried", "_ends", "_fd", "_iov", "_penalty", "_rest", "_state",
         "_wait_s", "address", "deadline", "message", "naming", "patience_s", "peer", "peer_words",
         "read_only", "rights", "sock", "view",
     )  # fmt: skip
@@ -191,6 +191,8 @@ class Link:
         # Where `exchange_one` works.
         self._alone = np.zeros(moving.ALONE_WORDS, dtype=np.int64)
         self._alone[moving.ALONE_FIXED] = FIXED
+        # What a kernel received of what follows a reply header.
+        self._ahead = b""
         self.message: Columns = np.zeros(moving.COLUMNS_AT, dtype=np.int64)
         self.reserve(256)
 
@@ -264,6 +266,10 @@ class Link:
     def receive(self, target: memoryview) -> None:
         """Fill a buffer. Raises PeerLostError at the end of the stream, TransferTimeoutError."""
         done, size = 0, len(target)
+        if self._ahead:
+            done = min(size, len(self._ahead))
+            target[:done] = self._ahead[:done]
+            self._ahead = self._ahead[done:]
         while done < size:
             self._arm()
             try:
@@ -379,9 +385,10 @@ class Link:
             code = self._drive(moving.exchange, *asking)
         self._learn(spins, helped=bool(self._state[4]))
         if code != moving.MOVED_ALL:
+            self._keep_ahead(self.message)
             return False
-        if writing and batch.receipts is not None:
-            batch.receipts[:] = self.shown(lengths.size)[0]
+        if batch.receipts is not None:
+            batch.receipts[:] = self.message[moving.RECEIPTS_AT :][: lengths.size]
         if apart and not writing:
             self._move_hashed(batch, receive=True)
         elif sums is not None and not writing:
@@ -411,13 +418,19 @@ class Link:
         self._learn(spins, helped=bool(self._state[4]))
         if code != moving.MOVED_ALL:
             self.message[: moving.REPLY_WORDS] = self._alone[: moving.REPLY_WORDS]
+            self._keep_ahead(self._alone)
             return False
         return True
 
     @property
     def receipt(self) -> int:
         """The receipt of the write by a right that `exchange_one` has made."""
-        return int(self._alone[moving.ALONE_RECEIPT])
+        return int(self._alone[moving.RECEIPTS_AT])
+
+    def _keep_ahead(self, message: Columns) -> None:
+        """Leave what a kernel received ahead of its time for `receive`."""
+        ahead = int(self._state[5])
+        self._ahead = message[moving.RECEIPTS_AT :].tobytes()[:ahead] if ahead else b""
 
     def _spins(self, taking: int) -> int:
         """Return how often to look before sleeping; the owner takes so many bytes first."""

@@ -31,7 +31,6 @@ from transfer_engine.base import (
     Operation,
     RemoteSegment,
     SingleRequest,
-    SingleResult,
     Transport,
     Way,
     error_of,
@@ -76,7 +75,7 @@ from transfer_engine.wire.frame import REPLY as REPLY_FLAG
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from transfer_engine.base import SegmentDescriptor
+    from transfer_engine.base import SegmentDescriptor, SingleOutcome
     from transfer_engine.rpc.networks import Objection
     from transfer_engine.wire.keyring import Secret
 
@@ -373,7 +372,7 @@ class TcpTransport(Transport):
             with batch.part(good[at : at + COUNT_MAX]) as part:
                 self._message(target, part)
 
-    def move_one(self, target: RemoteSegment, request: SingleRequest) -> SingleResult | None:
+    def move_one(self, target: RemoteSegment, request: SingleRequest) -> SingleOutcome | None:
         """Exchange one request over a connection that is idle, if there is one.
 
         One that turns out dead is closed; a batch then finds, or makes, another.
@@ -407,7 +406,7 @@ class TcpTransport(Transport):
         pool.release(link)
         if checksums and sums is None:
             sums = _hash(address, length)
-        return SingleResult(status, sums, receipt)
+        return status, sums, receipt
 
     def _told(self, link: Link, request: SingleRequest, number: int) -> int:
         """Receive the rest of an unexpected reply to one request, and return its status."""
