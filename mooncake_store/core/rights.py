@@ -22,12 +22,18 @@ import numpy as np
 
 from mooncake_store.core.kernels import rights as k
 from mooncake_store.core.records import KEYS_MAX
-from mooncake_store.core.state import INT64, UINT32, ShardState, as_column, as_words
+from mooncake_store.core.state import UINT32, ShardState, as_column, as_words
+from transfer_engine.kernels.rights import READ, TICK_MS, WRITE, WRITTEN, granted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Asking", "to_read", "to_write", "unwritten"]
+__all__ = ["DRIFT_TICKS", "Asking", "to_read", "to_write", "unwritten"]
+
+DRIFT_TICKS = 16
+"""Ends of rights that differ by no more are the same: the shard may have been started again since,
+on another host, where its clock is a little further."""
+_DRIFTS = TICK_MS * np.arange(-DRIFT_TICKS, DRIFT_TICKS + 1)
 
 
 class Asking(NamedTuple):
@@ -45,11 +51,9 @@ def to_read(
     state: ShardState, asking: Asking, answers: NDArray[Any], replicas: NDArray[Any]
 ) -> NDArray[np.int64]:
     """Return tag and stamp for each replica in the answer to a get just made."""
-    out, columns = _room(replicas)
-    guards = state.space.guards
-    asked = guards.asked(asking.namespaces)
-    k.to_read(state.now, asking.epoch_ns, guards.keys, asked, answers, replicas, columns, out)
-    return out
+    places, asked = _places(len(replicas)), state.space.guards.asked(asking.namespaces)
+    k.to_read(state.now, asking.epoch_ns, asked, answers, replicas, places)
+    return _granted(state, places, READ, len(replicas))
 
 
 def to_write(
@@ -60,18 +64,10 @@ def to_write(
     replicas: NDArray[Any],
 ) -> NDArray[np.int64]:
     """Return tag and stamp for each replica that puts of these keys were answered."""
-    out, columns = _room(replicas)
-    guards = state.space.guards
-    asked = guards.asked(asking.namespaces)
-    k.to_write(
-        state.words, asking.epoch_ns, guards.keys, asked, as_words(digests), answers, replicas,
-        columns, out,
-    )  # fmt: skip
-    return out
-
-
-def _room(replicas: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    return np.empty((len(replicas), 2), np.int64), np.empty((4, len(replicas)), np.int64)
+    places, asked = _places(len(replicas)), state.space.guards.asked(asking.namespaces)
+    words = as_words(digests)
+    k.to_write(state.words, asking.epoch_ns, asked, words, answers, replicas, places)
+    return _granted(state, places, WRITE, len(replicas))
 
 
 def unwritten(
@@ -87,14 +83,53 @@ def unwritten(
     Receipts come in any order: each is good for one place and one put. Of columns that do not make
     sense nothing is said: `put_end` refuses these.
     """
-    out = np.zeros(len(digests), np.bool_)
-    if len(digests) > KEYS_MAX or len(generations) != len(digests):
+    n = len(digests)
+    out = np.zeros(n, np.bool_)
+    if n > KEYS_MAX or len(generations) != n:
         return out
-    guards = state.space.guards
-    asked = guards.asked(asking.namespaces)
-    given = as_column(np.sort(receipts), INT64)
-    k.unwritten(
-        state.words, client, asking.epoch_ns, guards.keys, asked, asking.bases, as_words(digests),
-        as_column(generations, UINT32), given, out,
-    )  # fmt: skip
+    most = n * state.replicas_most
+    places, whose = _places(most), np.empty(most, np.int64)
+    asked, words = state.space.guards.asked(asking.namespaces), as_words(digests)
+    given = words, as_column(generations, UINT32), places, whose
+    count = k.to_show(state.words, client, asking.epoch_ns, asked, asking.bases, *given)
+    places, shown = places[:, :count], np.sort(receipts)
+    lacking = ~_among(shown, _granted(state, places.copy(), WRITTEN, count)[:, 0])
+    if lacking.any():
+        left = np.flatnonzero(lacking)
+        lacking[left] = ~_among_near(state, shown, places[:, left])
+    out[whose[:count][lacking]] = True
+    return out
+
+
+def _among_near(
+    state: ShardState, receipts: NDArray[np.int64], places: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Say for which places there is a receipt by a right that ended a little earlier or later."""
+    near = np.repeat(places, len(_DRIFTS), axis=1)
+    near[3] += np.tile(_DRIFTS, places.shape[1])
+    tags = _granted(state, near, WRITTEN, near.shape[1])[:, 0]
+    found: NDArray[np.bool_] = np.bitwise_or.reduce(
+        _among(receipts, tags).reshape(-1, len(_DRIFTS)), axis=1
+    )
+    return found
+
+
+def _among(receipts: NDArray[np.int64], tags: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Say which tags are among receipts, which are sorted."""
+    if not len(receipts):
+        return np.zeros(len(tags), np.bool_)
+    at = np.minimum(np.searchsorted(receipts, tags), len(receipts) - 1)
+    found: NDArray[np.bool_] = receipts[at] == tags
+    return found
+
+
+def _places(count: int) -> NDArray[np.int64]:
+    return np.empty((5, count), np.int64)
+
+
+def _granted(
+    state: ShardState, places: NDArray[np.int64], kind: int, count: int
+) -> NDArray[np.int64]:
+    out = np.empty((count, 2), np.int64)
+    granted(state.space.guards.keys, places, kind, out)
     return out

@@ -94,9 +94,44 @@ def tags_of(key_low, key_high, offsets, lengths, kind, stamps, out):
         out[i] = tag_of(key_low, key_high, offsets[i], lengths[i], kind, stamps[i])
 
 
+@njit(cache=True, nogil=True)
+def granted(keys, columns, kind, out):
+    """Make rights to n places, under several keys: out[i] = (tag, stamp). O(n).
+
+    columns: int64[5, n or more], which of the keys, offset, length, end in ms since 1970, generation;
+    what is in the last two is lost. Both words are 0 for an end of 0. keys: int64[m, 2]; out:
+    int64[n, 2].
+    """
+    count = out.shape[0]
+    for i in range(count):
+        if columns[3, i] > 0:
+            columns[3, i] = stamp_of(columns[3, i], columns[4, i])
+    at = 0
+    while at < count:
+        key, stop = columns[0, at], at + 1
+        while stop < count and columns[0, stop] == key:
+            stop += 1
+        offsets, lengths = columns[1, at:stop], columns[2, at:stop]
+        stamps, tags = columns[3, at:stop], columns[4, at:stop]
+        if stop - at < LANES_MIN:
+            for i in range(stop - at):
+                tags[i] = tag_of(
+                    keys[key, 0], keys[key, 1], offsets[i], lengths[i], kind, stamps[i]
+                )
+        else:
+            tags_of(keys[key, 0], keys[key, 1], offsets, lengths, kind, stamps, tags)
+        at = stop
+    for i in range(count):
+        out[i, 0] = columns[4, i] if columns[3, i] else 0
+        out[i, 1] = columns[3, i]
+
+
 def warmup() -> None:
     """Compile every kernel for the argument types used in production."""
     column = np.zeros(1, dtype=np.int64)
+    granted(
+        np.zeros((1, 2), np.int64), np.zeros((5, 1), np.int64), READ, np.zeros((1, 2), np.int64)
+    )
     end_of(stamp_of(0, 0))
     tag_of(0, 1, 0, 8, READ, 0)
     tags_of(0, 1, column, column, WRITE, column, column)
