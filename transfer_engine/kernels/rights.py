@@ -98,9 +98,9 @@ def tags_of(key_low, key_high, offsets, lengths, kind, stamps, out):
 def granted(keys, columns, kind, out):
     """Make rights to n places, under several keys: out[i] = (tag, stamp). O(n).
 
-    columns: int64[5, n or more], which of the keys, offset, length, end in ms since 1970, generation;
-    what is in the last two is lost. Both words are 0 for an end of 0. keys: int64[m, 2]; out:
-    int64[n, 2].
+    columns: int64[5, n or more], which of the keys, offset, length, end in ms since 1970 and
+    generation; what is in the last two is lost. Both words are 0 for an end of 0. keys:
+    int64[m, 2]; out: int64[n, 2].
     """
     count = out.shape[0]
     for i in range(count):
