@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from transfer_engine.wire.keyring import Secret
 
 __all__ = [
-    "Entry", "Gate", "NamedKeyring", "credential_of", "entries", "gate_of", "look", "make",
-    "pool_secret_in", "pool_secret_of", "revoke", "rotate", "sealing", "secret_in", "secret_of",
-    "text_of", "told", "write_text",
+    "KEYS_SUFFIX", "Entry", "Gate", "NamedKeyring", "credential_of", "entries", "gate_of", "look",
+    "make", "pool_secret_in", "pool_secret_of", "revoke", "rotate", "sealing", "secret_in",
+    "secret_of", "text_of", "told", "write_text",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,8 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 _FILE_BYTES_MAX = 1 << 16
 _PROOFS_HELD = 7
-_SUFFIX = ".json"
+_SUFFIX, KEYS_SUFFIX = ".json", ".key"
+"""Of principals; and of the keys that may lie beside them (`sealing_keys`)."""
 _FIRST = "`mooncake secret make` makes the first one, and its directory"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _BEGINNING = b"mooncake:"
@@ -188,7 +189,7 @@ def look(directory: str) -> tuple[dict[str, Entry], dict[str, ConfigError]]:
     others = {
         each.name: ConfigError(f"its name is no principal's with {_SUFFIX} behind it")
         for each in sorted(path.iterdir())
-        if each.name.removesuffix(_SUFFIX) not in named
+        if each.name.removesuffix(_SUFFIX) not in named and each.suffix != KEYS_SUFFIX
     }
     for name in sorted(named):
         try:
