@@ -235,9 +235,9 @@ def test_exchange_and_take_request_are_two_ends_of_one_message(kernels):
         message[moving.REPLY_WORDS + 1] = 16 * 2
         message[moving.COLUMNS_AT - 1] = 2
         expected = column(11, 22, 33)
-        state = column(0, 0, 0, 0, 0)
-        args = (one.fileno(), *columns, statuses(2, 0), column(), message, np.zeros(6, np.int64),
-                expected)  # fmt: skip
+        state = column(0, 0, 0, 0, 0, 0)
+        none, iov = np.zeros((0, 2), np.int64), np.zeros(6, np.int64)
+        args = (one.fileno(), *columns, statuses(2, 0), none, message, iov, expected)
         assert (
             int(kernels.exchange(*args, 0, 0, 2, state)) == 11
         )  # EAGAIN: the reply is not there yet
