@@ -29,10 +29,10 @@ from mooncake_store.config.checks import (
     check_kept_pool,
     check_list,
     check_memory,
-    check_own_namespace,
     check_namespace_offloads,
     check_networks,
     check_order,
+    check_own_namespace,
     check_quotas,
     check_rails,
 )
