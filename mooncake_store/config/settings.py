@@ -367,8 +367,10 @@ class WorkerConfig(Guarded, frozen=True, kw_only=True):
     cold_keys: Annotated[
         str,
         Meta(
-            description="Seal what is written there: a TOML file with a key of 64 hex digits for "
-            'each namespace, "*" for all others (AES-256-GCM; needs cryptography).'
+            description="Seal what is written there (AES-256-GCM; needs cryptography): the "
+            "directory with a key for each namespace that `mooncake secret key` makes, looked at "
+            "once a second, for example that of the credentials. Or a TOML file with a key of 64 "
+            'hex digits for each, "*" for all others, read when the worker starts.'
         ),
     ] = ""
     memory: Annotated[
