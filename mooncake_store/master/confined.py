@@ -49,7 +49,7 @@ class Confinement:
         """
         if begun and self._shard.foreign(getattr(request, begun), peer.tenant).any():
             what = "a key is taken by an object of another namespace"
-            audit.refused(peer.who, operation, what, "key")
+            audit.refused(peer.who, peer.address, operation, what, "key")
             raise AuthError(
                 what,
                 operation=operation,

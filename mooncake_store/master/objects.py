@@ -73,17 +73,19 @@ class Objects:
         refused = len(replicas) < len(rows) or options.replicas > 1
         if refused and patient and (rows["status"] == Status.NO_SPACE).any():
             wait_ms = wait_max_ms(request.wait_ms, deadline_ms)
-            return self._wait_for_space(Put(*asked, upsert), rows, replicas, wait_ms)
-        return self._placed(rows, replicas)
+            return self._wait_for_space(peer, Put(*asked, upsert), rows, replicas, wait_ms)
+        return self._placed(peer, rows, replicas)
 
     async def _wait_for_space(
-        self, put: Put, rows: NDArray[Any], replicas: NDArray[Any], wait_ms: int
+        self, peer: Peer, put: Put, rows: NDArray[Any], replicas: NDArray[Any], wait_ms: int
     ) -> Answer:
         return self._placed(
-            *await self._site.puts.wait(put, rows, replicas, wait_ms * MILLISECOND_NS)
+            peer, *await self._site.puts.wait(put, rows, replicas, wait_ms * MILLISECOND_NS)
         )
 
-    def _placed(self, rows: NDArray[Any], replicas: NDArray[Any]) -> Answer:
+    def _placed(self, peer: Peer, rows: NDArray[Any], replicas: NDArray[Any]) -> Answer:
+        if peer.account is not None:
+            peer.account.check_statuses(peer.address, rows["status"], wire.PUT_START.name)
         return {
             "rows": rows.view(np.uint64),
             "replicas": words(self._site.in_segments(replicas)),
@@ -186,6 +188,8 @@ class Objects:
         if hard >= 0:
             further = self._shard.set_hard_pin(now, digests, bool(hard), peer.handle)
             statuses = np.where(statuses == 0, further, statuses)
+        if peer.account is not None:
+            peer.account.check_statuses(peer.address, statuses, wire.PIN.name)
         return {"statuses": statuses}
 
     @answers(wire.HINT, keys="digests", changes=True)
