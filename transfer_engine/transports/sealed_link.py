@@ -203,14 +203,13 @@ class SealedLink(Link):
         uuid: tuple[int, int],
         number: int,
         fence: int,
-        place: tuple[int, int, int],
-        right: tuple[int, int],
+        place: tuple[int, int, int, int, int],
         *,
         writing: bool,
     ) -> bool:
-        """Do what `exchange` does with the request header for one (offset, length, address)."""
+        """Do what a plain link does."""
         self._check_fresh()
-        offset, length, address = place
+        offset, length, address, *right = place
         ask = moving.ASK_WRITE if writing else moving.ASK_READ
         tell = moving.TOLD_WRITE if writing else moving.TOLD_READ
         more, columns = (moving.SHOWN, (offset, length, *right)) if right[1] else (

@@ -387,12 +387,12 @@ class TcpTransport(Transport):
             return None
         link.deadline = time.monotonic() + timeout_s
         target.number = number = (target.number + 1) & 0x7FFF_FFFF_FFFF_FFFF
-        place, right = (offset, length, address), (tag, stamp)
+        place = offset, length, address, tag, stamp
         writing = operation is Operation.WRITE
         status, receipt = 0, 0
         sums = _hash(address, length) if checksums and writing else None
         try:
-            if not link.exchange_one(target.words, number, fence, place, right, writing=writing):
+            if not link.exchange_one(target.words, number, fence, place, writing=writing):
                 status = self._told(link, request, number)
             elif writing and stamp:
                 receipt = link.receipt
