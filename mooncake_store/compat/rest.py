@@ -83,11 +83,15 @@ def _answer(status: int, /, **content: Any) -> web.Response:
     return web.json_response(content, status=status)
 
 
-def _ended(what: str, number: int, **content: Any) -> web.Response:
+def _ended(what: str, number: int, why: str = "", /, **content: Any) -> web.Response:
     """The answer that tells how something ended, and what came of it."""
     if number != 0:
-        return _answer(500, error=f"{what} failed, ret={number}")
+        return _answer(500, error=_failure(what, number, why))
     return _answer(200, status="success", **content)
+
+
+def _failure(what: str, number: int, why: str) -> str:
+    return f"{what} failed, ret={number}" + (f": {why}" if why else "")
 
 
 def _answered(method: Method) -> Method:
@@ -312,7 +316,7 @@ class MooncakeStoreService:
             self._open.allocate_and_mount_segment, body.size, *self._how(body)
         )
         lent = {name: found[name] for name in ("segment_ids", "allocated_size")}
-        return _ended("Allocate and mount", found["ret"], **lent)
+        return _ended("Allocate and mount", found["ret"], found.get("error", ""), **lent)
 
     @_answered
     async def handle_unmount(self, request: web.Request) -> web.Response:
@@ -332,7 +336,9 @@ class MooncakeStoreService:
         if path is None:
             raise _Refused(f"{refusal}: {body.name!r} names no file of {_SHARED_MEMORY}")
         found = await self._mount_file(path, body)
-        return _ended("Mount", found["ret"], segment_ids=found["segment_ids"])
+        return _ended(
+            "Mount", found["ret"], found.get("error", ""), segment_ids=found["segment_ids"]
+        )
 
     @_answered
     async def handle_unmount_shm(self, request: web.Request) -> web.Response:
@@ -382,7 +388,7 @@ class MooncakeStoreService:
         before = self.mounted_segment_ids
         found = await self._mount_file(body.path, body)
         if found["ret"] != 0:
-            error = f"Mount failed, ret={found['ret']}; "
+            error = f"{_failure('Mount', found['ret'], found.get('error', ''))}; "
             if before:
                 error += "keeping previous decode segments"
             else:

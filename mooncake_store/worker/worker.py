@@ -58,6 +58,7 @@ from mooncake_store.worker.cold_hauler import ColdHauler
 from mooncake_store.worker.copier import Copier
 from mooncake_store.worker.hauler import Hauler
 from mooncake_store.worker.master_link import CALL_S, MasterLink
+from mooncake_store.worker.promises import in_turn
 from mooncake_store.worker.segments import WorkerSegments, tier_of
 from transfer_engine.errors import (
     ConfigError,
@@ -185,7 +186,9 @@ class Worker:
             if self._lent.folder is not None:
                 self._patiently(self._take_place, timeout_s)
                 self._patiently(self._compare_runs, timeout_s)
-            self._lent.make()
+            with in_turn():  # who looks next sees what is made here, as this sees what was before
+                check_room(self.config)
+                self._lent.make()
             self._publish()
             self._patiently(self._mount, timeout_s)
             self._say_alive()

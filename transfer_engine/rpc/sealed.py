@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from transfer_engine.errors import AuthError, StoreError, TransferTimeoutError
+from transfer_engine.rpc.twin import Twin
 from transfer_engine.wire.handshake import refusal
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ class SealedTransport(asyncio.Protocol, asyncio.Transport):
 class SealedSocket:
     """A connected socket of a client, as far as `rpc.blocking` uses one.
 
-    What `dup` returns shares all but whether it waits.
+    What `twin` returns shares all but whether it waits, and is to be closed first.
     """
 
     def __init__(self, sock: socket.socket, seal: Seal, unsent: bytearray | None = None) -> None:
@@ -263,9 +264,9 @@ class SealedSocket:
                 return 0
         return count
 
-    def dup(self) -> SealedSocket:
+    def twin(self) -> SealedSocket:
         """Return another one that waits, or does not, for itself."""
-        return SealedSocket(self._socket.dup(), self._seal, self._unsent)
+        return SealedSocket(Twin(self._socket), self._seal, self._unsent)
 
     def setblocking(self, flag: bool) -> None:
         """Say whether to wait."""
