@@ -1,14 +1,13 @@
 """Where objects lie, and moving them."""
 
-import os
 import threading
-from contextlib import suppress
 
 import pytest
 
 from mooncake_store.compat.values import ReplicaStatus, ReplicateConfig, TaskStatus, TaskType
 from mooncake_store.program.descriptors import OF_WORKER, OF_WORKER_AT_SHARD
 from mooncake_store.worker.worker import Worker
+from tests.strangers import opened
 from tests.waiting import until
 
 MIB = 1 << 20
@@ -22,15 +21,6 @@ def finished(store, task):
         return response if response.status in (TaskStatus.SUCCESS, TaskStatus.FAILED) else None
 
     return until(look, 20)
-
-
-def opened():
-    """The descriptors of this process, and what they lead to: a number may be used again."""
-    found = set()
-    for fd in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # that of the listing itself
-            found.add((fd, os.readlink(f"/proc/self/fd/{fd}")))
-    return found
 
 
 def segments(store, key):
