@@ -9,6 +9,7 @@ fresh keys into memory that was used before; what they wrote is removed off the 
 `upstream` is the original, with registered buffers: its path between two processes beside tcp and
 shm (it has no other on one host), its in-process path beside local. `raw` moves the same blocks
 with nothing around them: bare blocking sockets beside tcp, bare memcpy beside shm and local.
+`rights` is a client over tcp with a credential, beside one with the pool's secret (`off`).
 
 All sides run in processes of the same shape and are measured in turn. The time of a sample is
 bounded, not its bytes, except that a batch is never cut. A full run takes about six minutes.
@@ -32,6 +33,7 @@ from mooncake_store.bench.parts.blocks import (
     BlockBench,
     BlockPlan,
 )
+from mooncake_store.bench.parts.rights import measure_rights
 from mooncake_store.bench.parts.store import StorePool
 from mooncake_store.bench.sides.measuring import Samples, add_row, measure
 from mooncake_store.errors import StoreError
@@ -92,6 +94,7 @@ def measure_all(report: Report, plan: Plan, vs: tuple[str, ...]) -> None:
         bench.start()
         for size in plan.sizes:
             bench.one_size(size)
+    measure_rights(report, plan)
     bench.pressure()
 
 

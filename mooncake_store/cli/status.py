@@ -104,6 +104,7 @@ def _value(found: ClusterStatus) -> dict[str, Any]:
                 "size": s.nbytes,
                 "used": s.used_bytes,
                 "fault": s.fault,
+                "namespace": s.namespace,
             }
             for s in found.segments
         ],
@@ -141,6 +142,8 @@ def _drawn(master: str, found: ClusterStatus) -> Any:
         "used": "right",
         "of": "right",
     }
+    if declared := any(segment.namespace for segment in found.segments):
+        columns["for"] = "left"
     rows = []
     for segment in found.segments:
         owner = workers.get(segment.worker)
@@ -158,6 +161,7 @@ def _drawn(master: str, found: ClusterStatus) -> Any:
                 state,
                 format_size(segment.used_bytes),
                 format_size(segment.nbytes),
+                *([segment.namespace or "all"] if declared else []),
             )
         )
     faults = [

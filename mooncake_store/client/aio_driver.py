@@ -324,13 +324,22 @@ class AsyncDriver:
                 read = move.direction is Direction.READ
                 batch = self.engine.read_batch if read else self.engine.write_batch
                 outcome = batch(
-                    *arguments, timeout_s=left_s, checksums=move.checksums, trusted=True
+                    *arguments,
+                    timeout_s=left_s,
+                    checksums=move.checksums,
+                    trusted=True,
+                    rights=move.rights,
                 )
                 if move.times is not None:
                     move.times[:] = began, time.monotonic()
                 return outcome
             submission = self.engine.submit(
-                move.direction, *arguments, timeout_s=left_s, checksums=move.checksums, trusted=True
+                move.direction,
+                *arguments,
+                timeout_s=left_s,
+                checksums=move.checksums,
+                trusted=True,
+                rights=move.rights,
             )
         except StoreError as error:
             return error.again()
@@ -369,7 +378,9 @@ async def _ended(submission: Submission, move: Move) -> Any:
         statuses = await submission
     except StoreError as error:
         return error.again()
-    return BatchResult(statuses, submission.checksums, submission.transport)
+    return BatchResult(
+        statuses, submission.checksums, submission.transport, receipts=submission.receipts
+    )
 
 
 def _left(until: float) -> float:

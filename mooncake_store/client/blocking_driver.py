@@ -371,6 +371,7 @@ class BlockingDriver:
                         timeout_s=step.until - time.monotonic(),
                         checksums=move.checksums,
                         trusted=True,
+                        rights=move.rights,
                     )
                 except StoreError:
                     continue  # the queue is full: it is copied below
@@ -385,7 +386,10 @@ class BlockingDriver:
             # The batch ends by its own deadline; its memory must not be let go before that.
             statuses = submission.wait()
             outcome[at] = submission.error or BatchResult(
-                statuses, submission.checksums, submission.transport
+                statuses,
+                submission.checksums,
+                submission.transport,
+                receipts=submission.receipts,
             )
         return outcome
 
@@ -404,6 +408,7 @@ class BlockingDriver:
                 timeout_s=until - began,
                 checksums=move.checksums,
                 trusted=True,
+                rights=move.rights,
             )
         except StoreError as error:
             return error.again()

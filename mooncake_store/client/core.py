@@ -26,12 +26,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from mooncake_store.client.shown import Rights, ShownLeases
     from mooncake_store.config.settings import ClientConfig
     from mooncake_store.identity import Identity
     from transfer_engine.engine import TransferEngine
 
 __all__ = ["CallOptions", "ClientStats", "Core", "Counters", "PutOptions", "ReadOptions", "parts"]
 
+SHOWN_TTL_MS = 1000
+"""The shortest lease that who shows rights asks for: a right ends a quarter of a second earlier."""
 _EVERY = np.arange(65_536, dtype=np.int64)
 
 
@@ -111,6 +114,8 @@ class Core:
         self.directory = Directory(engine)
         self.leases = Leases(config.lease_cache_entries)
         self.counters = Counters()
+        # The same leases, with the rights that came with them, where such are to be shown.
+        self.shown: ShownLeases | None = None
         # Bytes of objects whose places are not to be believed, by key, size and checksum
         # (`unsure.py`). Replaced as a whole, so without a lock.
         self.compared: dict[tuple[bytes, int, int], bytes | memoryview] = {}
@@ -124,6 +129,29 @@ class Core:
         self.turns = itertools.count()
         # The numbers of requests that begin puts: whoever sends one again is known by it.
         self.requests = itertools.count(1 + secrets.randbits(62))
+
+    def show_rights(self, asked: bool) -> None:
+        """Show rights to memory from now on, or none, as a shard says who opens a session."""
+        if asked is (self.shown is not None):
+            return
+        entries, epoch = self.config.lease_cache_entries, self.leases.epoch
+        if asked:
+            from mooncake_store.client import shown
+
+            shown.load_kernels()
+            self.leases = self.shown = shown.ShownLeases(entries)
+        else:
+            self.leases, self.shown = Leases(entries), None
+        self.leases.epoch = epoch + 1
+        self.directory.show_rights(self.namespace if asked else None)
+
+    def rights(self, count: int) -> Rights | None:
+        """What holds the rights of a batch of so many keys, where such are to be shown."""
+        if self.shown is None:
+            return None
+        from mooncake_store.client.shown import Rights
+
+        return Rights(count)
 
     def until(self, options: CallOptions, known: type = CallOptions) -> float:
         """When, by time.monotonic(), an operation that starts now has to end.
@@ -150,6 +178,11 @@ class Core:
         if not 1 <= milliseconds < TTL_DEFAULT:
             raise InvalidArgumentError(f"ttl {asked!r} is not between 1ms and 49d")
         return milliseconds
+
+    def ttl_to_ask_for(self, ttl_ms: int) -> int:
+        """The lease to ask for, which has to outlast the right that comes with it."""
+        short = self.shown is not None and 0 < ttl_ms < SHOWN_TTL_MS
+        return SHOWN_TTL_MS if short else ttl_ms
 
     def ready_by(self, options: ReadOptions) -> float | None:
         """When, by time.monotonic(), what is read has to be there to be worth it; None: whenever.

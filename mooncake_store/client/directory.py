@@ -17,7 +17,7 @@ import numpy as np
 
 from mooncake_store.client.costs import Costs
 from mooncake_store.core.records import SegmentState
-from mooncake_store.errors import StoreError
+from mooncake_store.errors import ConfigError, StoreError, UnavailableError
 from transfer_engine.base import SegmentDescriptor
 
 if TYPE_CHECKING:
@@ -78,10 +78,23 @@ class Directory:
     def __init__(self, engine: TransferEngine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
+        # The namespace of a client that has to show rights to memory, for which no other transport
+        # than tcp has room; None: nobody asks.
+        self._asked: str | None = None
         self.costs = Costs()
         self.targets = _blank(_NUMBERS)
         # Segments that were met, by number.
         self.known: dict[int, Target] = {}
+
+    def show_rights(self, namespace: str | None) -> None:
+        """Reach what is not declared for this namespace over tcp alone; None: anything as ever."""
+        self.forget()
+        self._asked = namespace
+
+    def _required(self, target: Target) -> str | None:
+        """The one transport that may be used, or None for all of them."""
+        entry, asked = target.entry, self._asked
+        return "tcp" if asked is not None and entry.guarded and entry.namespace != asked else None
 
     def unknown(self, numbers: Iterable[int], now: int) -> set[int]:
         """Which of these were not met, but for those that nobody knew a moment ago."""
@@ -132,7 +145,10 @@ class Directory:
 
     def _cost(self, target: Target) -> int:
         if target.handle is None:
-            report = self._engine.explain(target.descriptor)
+            try:
+                report = self._engine.explain(target.descriptor, require=self._required(target))
+            except ConfigError:
+                report = []  # there is no tcp here, which is said when it is opened
             target.expected = next((path.transport for path in report if path.chosen), "")
         return _COSTS.get(target.transport or target.expected, len(_COSTS))
 
@@ -140,7 +156,19 @@ class Directory:
         """Reach a segment, once however many threads ask."""
         with target.lock:
             if target.handle is None:
-                target.handle = self._engine.open(target.descriptor, timeout_s=timeout_s)
+                required = self._required(target)
+                try:
+                    target.handle = self._engine.open(
+                        target.descriptor, require=required, timeout_s=timeout_s
+                    )
+                except ConfigError as error:
+                    raise UnavailableError(
+                        f"over {required} alone rights to memory are shown, as a reader or writer "
+                        "has to, and this client does without it",
+                        peer=str(target.descriptor),
+                        operation="open",
+                        advice=f"let the client use {required}, in its setting transports",
+                    ) from error
         self.targets[0, target.number] = self._cost(target)
 
     def failed(self, target: Target, now: int) -> None:

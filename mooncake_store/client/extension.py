@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from mooncake_store.client.buffers import Memory, new_bytes
 from mooncake_store.client.failures import BUFFER_SMALL, NOT_RENAMED, OUT_OF_RANGE
 from mooncake_store.client.keys import KeyBatch
-from mooncake_store.client.reads import Sink
 from mooncake_store.client.sessions import PutSession
+from mooncake_store.client.sinks import Sink
 from mooncake_store.client.steps import CLUSTER, ask_one
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ import numpy as np
 from mooncake_store.core.records import Status
 from mooncake_store.errors import (
     AlreadyExistsError,
+    AuthError,
     BusyError,
     ChecksumMismatchError,
     DiskError,
@@ -63,7 +64,11 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
     ),
     Status.ILLEGAL_CLIENT: (IllegalClientError, "another client owns this put"),
     Status.CLIENT_NOT_FOUND: (UnavailableError, "the store does not know this client any more"),
-    Status.INVALID_WRITE: (IllegalClientError, "the object is complete already"),
+    Status.INVALID_WRITE: (
+        IllegalClientError,
+        "the object is complete already, or was not written as it had to be",
+    ),
+    AuthError.code: (AuthError, "the owner of the replica refused it"),
     Status.NOT_READY: (ReplicaNotReadyError, "the object is still being written"),
     Status.NOT_FOUND: (NotFoundError, "no readable object has this key"),
     Status.ABSENT: (NotFoundError, "the workers that hold the object are absent"),

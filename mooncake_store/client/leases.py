@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Column = NDArray[np.int64]
     Digests = NDArray[np.uint64]
 
-__all__ = ["RELEASE_MARGIN_NS", "Found", "Leases"]
+__all__ = ["RELEASE_MARGIN_NS", "Found", "Leases", "untouched"]
 
 # A release that arrives after its lease lapsed would give back what was granted since.
 RELEASE_MARGIN_NS = 20_000_000
@@ -46,7 +46,7 @@ class Leases:
         while sets * reading.WAYS < entries_max:
             sets *= 2
         self._words = sets * reading.SET_WORDS
-        self._table = _untouched(self._words)
+        self._table = untouched(self._words)
         self._lock = threading.Lock()
         # No lease of ours ends after this: then there is nothing to give back, and no need to look.
         self._latest = 0
@@ -151,7 +151,7 @@ class Leases:
 
     def _empty(self) -> None:
         if self._latest:  # else nothing was ever written, and shall not be memory now
-            self._table = _untouched(self._words)
+            self._table = untouched(self._words)
         self._latest = 0
         self.epoch += 1
 
@@ -184,7 +184,7 @@ class Leases:
         return found if found.any() else None
 
 
-def _untouched(words: int) -> Column:
+def untouched(words: int) -> Column:
     """Zeros that begin where a page does, none of which is memory before it is written.
 
     What `calloc` gives may be memory of before, cleared anew: a millisecond for each client.

@@ -22,7 +22,7 @@ from mooncake_store.client.kernels import reading as k
 from mooncake_store.client.keys import Key, KeyBatch, Keys
 from mooncake_store.client.pieces import PiecePutting, PieceReading, Pieces
 from mooncake_store.client.queries import query, read_costs
-from mooncake_store.client.reads import ArenaSink, BytesSink, MemorySink, Plan, Reading
+from mooncake_store.client.reads import Plan, Reading
 from mooncake_store.client.requests import KeyRequests, check_named
 from mooncake_store.client.results import (
     BatchResult,
@@ -34,8 +34,9 @@ from mooncake_store.client.results import (
     QueryResult,
     ReadCosts,
 )
-from mooncake_store.client.sessions import PutSession, Writing
+from mooncake_store.client.sessions import PutSession, Writing, session_of
 from mooncake_store.client.single import digest_of, put_one, read_one
+from mooncake_store.client.sinks import ArenaSink, BytesSink, MemorySink
 from mooncake_store.client.steps import ReshardedError, Steps, fetch
 from mooncake_store.client.views import Viewing
 from mooncake_store.client.writes import PutFields, Putting, StartedPut
@@ -61,7 +62,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mooncake_store.client.reads import Answer, Sink
+    from mooncake_store.client.reads import Answer
+    from mooncake_store.client.sinks import Sink
 
     Column = NDArray[np.int64]
 
@@ -142,7 +144,7 @@ class Operations:
     def put_session(self, keys: Keys, sizes: Column, options: PutOptions) -> PutSession:
         """Puts of a batch that are written range by range."""
         until = self.core.until(options, PutOptions)
-        return PutSession(self.core, KeyBatch.of(keys, self.core.identity), sizes, options, until)
+        return session_of(self.core, KeyBatch.of(keys, self.core.identity), sizes, options, until)
 
     # Gets.
 

@@ -20,18 +20,20 @@ import numpy as np
 import xxhash
 
 from mooncake_store.client.buffers import Memory
+from mooncake_store.client.core import every
 from mooncake_store.client.failures import OUT_OF_RANGE
 from mooncake_store.client.kernels import reading as k
-from mooncake_store.client.reads import BytesSink, Plan, Reading
+from mooncake_store.client.reads import Plan, Reading
+from mooncake_store.client.sinks import BytesSink
 from mooncake_store.client.steps import Move
 from mooncake_store.client.writes import PutFields, Putting
 from mooncake_store.errors import InvalidArgumentError
 from transfer_engine.base import Operation as Direction
+from transfer_engine.checksum import copy_ranges
 from transfer_engine.outcome import BatchResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Self
 
     from numpy.typing import NDArray
 
@@ -41,7 +43,16 @@ if TYPE_CHECKING:
 
     Column = NDArray[np.int64]
 
-__all__ = ["PiecePutting", "PieceReading", "Pieces", "checksum_pieces", "fold", "move_pieces"]
+__all__ = [
+    "PiecePutting",
+    "PieceReading",
+    "Pieces",
+    "checksum_pieces",
+    "copy_pieces",
+    "fold",
+    "gather",
+    "move_pieces",
+]
 
 
 class Pieces:
@@ -157,6 +168,29 @@ def checksum_pieces(pieces: Pieces, index: Column) -> NDArray[np.uint64]:
     return out
 
 
+def copy_pieces(core: Core, pieces: Pieces, at: Column, bases: Column) -> None:
+    """Copy the pieces of the objects `at` to where they belong in memory, from `bases` on."""
+    rows, firsts = pieces.rows(at)
+    sources, counts = pieces.addresses[rows], np.diff(firsts, append=len(rows))
+    if any(map(core.engine.holds_device, sources.tolist())):
+        raise InvalidArgumentError(
+            "who has to show rights to memory puts no pieces that lie in memory of a device",
+            advice="copy them to the host first, or lend memory for the namespace alone",
+        )
+    targets = np.repeat(bases, counts) + pieces.within(rows, firsts)
+    copy_ranges(sources, targets, pieces.lengths[rows])
+
+
+def gather(core: Core, pieces: Pieces) -> Memory:
+    """Copy the pieces of each object into memory where they follow each other."""
+    sizes, index = pieces.totals, every(len(pieces))
+    arena = np.empty(int(sizes.sum()), np.uint8)
+    bases = int(arena.__array_interface__["data"][0]) + np.cumsum(sizes) - sizes
+    if len(index):
+        copy_pieces(core, pieces, index, bases)
+    return Memory(bases, sizes, arena)
+
+
 def move_pieces(
     pieces: Pieces,
     at: Column,
@@ -214,6 +248,11 @@ class PieceReading(Reading):
         """Whether the pieces are ranges."""
         return self._pieces.offsets is not None
 
+    @property
+    def cuts(self) -> bool:
+        """Whether what the pieces take may have to be cut out of whole objects."""
+        return self.rights is not None or super().cuts
+
     def targets(self, at: int) -> list[tuple[int, int, int]]:
         """(address, offset in the object, length) of what the pieces of a key take."""
         rows, firsts = self._pieces.rows(np.array([at]))
@@ -247,12 +286,14 @@ class PiecePutting(Putting):
     @classmethod
     def of(
         cls, core: Core, keys: KeyBatch, pieces: Pieces, fields: PutFields, until: float
-    ) -> Self:
-        """A put of whole objects."""
+    ) -> Putting:
+        """A put of whole objects; who has to show rights brings the pieces of each together."""
         if pieces.offsets is not None:
             raise InvalidArgumentError("a put takes pieces in order, without offsets")
         if len(pieces) != len(keys):
             raise InvalidArgumentError(f"{len(keys)} keys and pieces of {len(pieces)} objects")
+        if core.shown is not None:
+            return Putting(core, keys, gather(core, pieces), fields, until)
         putting = cls(core, keys, pieces.totals, fields, until)
         putting.pieces = pieces
         return putting

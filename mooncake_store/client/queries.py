@@ -19,8 +19,9 @@ import numpy as np
 
 from mooncake_store.client.failures import explain_absent
 from mooncake_store.client.kernels import reading as k
-from mooncake_store.client.reads import BytesSink, Plan, Reading
+from mooncake_store.client.reads import Plan, Reading
 from mooncake_store.client.results import Infos, QueryResult, ReadCosts, SegmentName
+from mooncake_store.client.sinks import BytesSink
 from mooncake_store.client.transfers import learn_segments, records
 from mooncake_store.client.worth import place_of, queue_of
 from mooncake_store.core.records import GET_ROW, REPLICA, TIER_NAMES

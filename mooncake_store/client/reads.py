@@ -28,17 +28,17 @@ import operator
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mooncake_store.client.buffers import new_bytes_many
 from mooncake_store.client.core import every
 from mooncake_store.client.costs import Sample
 from mooncake_store.client.directory import COPIED
 from mooncake_store.client.failures import BUFFER_SMALL, OUT_OF_RANGE, explain_absent
 from mooncake_store.client.kernels import reading as k
 from mooncake_store.client.results import GetResult
+from mooncake_store.client.sinks import BytesSink
 from mooncake_store.client.steps import Move, Moves
 from mooncake_store.client.transfers import KeyTransfers, learn_segments, still_there
 from mooncake_store.client.unsure import note_unsure, read_whole, remember_placeless
@@ -52,22 +52,23 @@ from mooncake_store.errors import (
     TransferTimeoutError,
     UnavailableError,
 )
+from transfer_engine.base import REFUSED
 from transfer_engine.base import Operation as Direction
 from transfer_engine.base import error_of as transfer_error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from mooncake_store.client.buffers import Memory
     from mooncake_store.client.core import Core
     from mooncake_store.client.directory import Target
     from mooncake_store.client.keys import KeyBatch
+    from mooncake_store.client.sinks import Sink
     from mooncake_store.client.steps import Steps
 
     Column = NDArray[np.int64]
     Values = list[bytes | memoryview | None]
 
-__all__ = ["Answer", "ArenaSink", "BytesSink", "MemorySink", "Plan", "Reading", "half_of"]
+__all__ = ["Answer", "Plan", "Reading", "half_of"]
 
 # A lease that ends sooner than this is not worth starting a transfer under.
 MARGIN_NS = 2_000_000
@@ -111,86 +112,6 @@ class Answer(NamedTuple):
     sent: int
 
 
-class Sink(Protocol):
-    """Where bytes go."""
-
-    def place(self, index: Column, lengths: Column, addresses: Column) -> Column | None:
-        """Write the addresses for these keys; return the positions in `index` without room."""
-
-    @property
-    def keep(self) -> object:
-        """What owns the memory."""
-
-
-class BytesSink:
-    """Makes a bytes object per key."""
-
-    def __init__(self, count: int) -> None:
-        self.values: Values = [None] * count
-        self.keep = self.values
-
-    def place(self, index: Column, lengths: Column, addresses: Column) -> Column | None:
-        """Make them; all fit."""
-        made, addresses[index] = new_bytes_many(lengths.tolist())
-        if len(made) == len(self.values):  # all of them, in order
-            self.values[:] = made
-        else:
-            for at, value in zip(index.tolist(), made, strict=True):
-                self.values[at] = value
-        return None
-
-
-class MemorySink:
-    """Buffers of the caller."""
-
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-        self.keep = memory.keep
-
-    def place(self, index: Column, lengths: Column, addresses: Column) -> Column | None:
-        """Compare the sizes of buffers with what is to be read."""
-        memory = self._memory
-        if len(index) == len(memory.addresses):  # all of them, in order
-            addresses[:] = memory.addresses
-            small = lengths > memory.sizes
-        else:
-            addresses[index] = memory.addresses[index]
-            small = lengths > memory.sizes[index]
-        return np.flatnonzero(small) if small.any() else None
-
-
-class ArenaSink:
-    """Puts all objects of a batch into one buffer, 64-byte aligned, and shows them as views."""
-
-    def __init__(self, count: int) -> None:
-        self.values: Values = [None] * count
-        self._arenas: list[NDArray[np.uint8]] = []
-        self.keep = self._arenas
-        self._last = (0, 0)
-
-    def array(self) -> NDArray[np.uint8]:
-        """The memory of the last object placed."""
-        start, length = self._last
-        return self._arenas[-1][start : start + length]
-
-    def place(self, index: Column, lengths: Column, addresses: Column) -> Column | None:
-        """Make room for these keys, in an arena of their own."""
-        spaced = (lengths + 63) & ~63
-        ends = np.cumsum(spaced)
-        arena = np.empty(int(ends[-1]) + 64, np.uint8)
-        base = int(arena.__array_interface__["data"][0])
-        starts = ends - spaced + (-base & 63)
-        addresses[index] = base + starts
-        self._last = (int(starts[-1]), int(lengths[-1]))
-        view = memoryview(arena.data).toreadonly()
-        for at, start, length in zip(
-            index.tolist(), starts.tolist(), lengths.tolist(), strict=True
-        ):
-            self.values[at] = view[start : start + length]
-        self._arenas.append(arena)
-        return None
-
-
 class Reading(KeyTransfers):
     """One get of a batch of keys. Run `steps`, then look at `cols`, `errors` and the sink."""
 
@@ -205,7 +126,8 @@ class Reading(KeyTransfers):
         self._addresses: Column = np.zeros(n, np.int64)
         self._refreshed: set[int] = set()
         self._asked_again: set[int] = set()
-        self._vanished: set[int] = set()
+        # Keys that are asked for anew, once: what their answers said does not hold any more.
+        self._outdated: set[int] = set()
         self._expired = 0
         # A lease that is not entered in the table is given back by who asked for it.
         self.uncounted = False
@@ -266,7 +188,11 @@ class Reading(KeyTransfers):
         hits = 0
         if self.plan.cached and self.answer is None:
             now = time.monotonic_ns()
-            hits = core.leases.lookup(self.keys.words, now + MARGIN_NS, self.cols)
+            known = self.keys.words, now + MARGIN_NS, self.cols
+            if core.shown is None or self.rights is None:
+                hits = core.leases.lookup(*known)
+            else:
+                hits = core.shown.lookup_shown(*known, self.rights)
             core.counters.lease_cache_hits += hits
         else:
             status[status == 0] = k.MISSING
@@ -310,8 +236,10 @@ class Reading(KeyTransfers):
         if not self.uncounted:
             if self.unsure:
                 remember_placeless(self, index, sent)
-            else:
+            elif core.shown is None or self.rights is None:
                 core.leases.remember(self.keys.words, index, sent, cols)
+            else:
+                core.shown.remember_shown(self.keys.words, index, sent, cols, self.rights)
         return found
 
     def choose(self, index: Column) -> None:
@@ -325,6 +253,8 @@ class Reading(KeyTransfers):
             self.cols,
         )
         self._together = (index, int(least)) if chosen == len(index) and least == most else None
+        if self.rights is not None:
+            self.rights.pick(index, self._replicas, self.cols)
 
     # Transferring.
 
@@ -333,7 +263,7 @@ class Reading(KeyTransfers):
         hurries = self.plan.ready_by is not None
         if hurries:
             index = yield from self.timely(index)
-        if self.unsure and self.ranged:
+        if self.cuts:
             index = yield from read_whole(self, index)
         index = self.place(index)
         bytes_read = self.core.counters.bytes_read
@@ -370,7 +300,7 @@ class Reading(KeyTransfers):
             failed = self._where(k.FAILED)
             yield from self._find_others(failed)
             index = failed[self.status[failed] == k.FOUND]
-            if self.unsure and self.ranged:
+            if self.cuts:
                 index = yield from read_whole(self, index)
             if hurries:
                 index = yield from self.timely(index)
@@ -400,17 +330,34 @@ class Reading(KeyTransfers):
         return not self._whole
 
     @property
+    def cuts(self) -> bool:
+        """Whether what is asked for may have to be cut out of whole objects."""
+        return self.ranged and (bool(self.unsure) or self.rights is not None)
+
+    def to_cut(self, index: Column) -> NDArray[np.bool_]:
+        """Of which keys the whole is read: what of it is asked for is compared, or allowed, so."""
+        chosen = np.isin(index, list(self.unsure))
+        return chosen if self.rights is None else chosen | self.rights.needed(index)
+
+    @property
     def compares(self) -> bool:
         """Whether whole objects are compared with their checksums."""
         return self.plan.verify or bool(self.unsure)
 
-    def anew(self, index: Column) -> tuple[Reading, BytesSink]:
-        """Another reading, of the whole of some keys' objects, and where they will be."""
-        sink = BytesSink(len(index))
+    def anew(self, index: Column) -> tuple[Reading, BytesSink, tuple[Column, int] | None]:
+        """Another reading, of the whole of some keys' objects, and where they will be.
+
+        What is sure is where this one has found it, and leased to it: the third is for `steps`.
+        """
+        core, sink = self.core, BytesSink(len(index))
         plan = replace(self.plan, verify=True, cached=False, offset=0, length=None, ready_by=None)
-        whole = Reading(self.core, self.keys.part(index), sink, plan, self.until)
+        whole = Reading(core, self.keys.part(index), sink, plan, self.until)
         whole.uncounted = True
-        return whole, sink
+        if self.unsure or self.rights is None:
+            return whole, sink, None
+        whole.cols[:] = self.cols[:, index]
+        whole._replicas, whole.rights = self._replicas, self.rights.part(index)
+        return whole, sink, (every(len(index)), core.leases.epoch)
 
     def targets(self, at: int) -> list[tuple[int, int, int]]:
         """(address, offset in the object, length) of what is read of a key that has its place."""
@@ -477,6 +424,7 @@ class Reading(KeyTransfers):
             and (self._whole or bool((self.lengths[index] == cols[k.SIZE, index]).all())),
             self.sink.keep,
             times,
+            None if self.rights is None else self.rights.to_read(index),
         )
 
     def _judge(self, target: Target, index: Column, outcome: Any, now: int) -> Column | None:
@@ -492,8 +440,12 @@ class Reading(KeyTransfers):
             if target.failures:
                 self.core.directory.worked(target)
             return None
-        self.core.directory.failed(target, now)
         bad = np.flatnonzero(statuses)
+        refused = index[statuses == REFUSED] if self.rights is not None else bad[:0]
+        # That a right ran out says nothing of the segment: the shard gives another one.
+        self._outdated.update(refused.tolist())
+        if len(refused) < len(bad):
+            self.core.directory.failed(target, now)
         for at, status in zip(bad.tolist(), statuses[bad].tolist(), strict=True):
             if status == ChecksumMismatchError.code:
                 counters.checksum_failures += 1
@@ -520,7 +472,7 @@ class Reading(KeyTransfers):
                 yield from learn_segments(core, {target.number}, self.until)
             known = core.directory.known.get(target.number)
             if known is None:
-                self._vanished.update(index.tolist())
+                self._outdated.update(index.tolist())
             elif known is not target:
                 # Its owner is another process now: the same replica deserves another try.
                 self.cols[k.TRIED, index] = 0
@@ -528,15 +480,15 @@ class Reading(KeyTransfers):
     def _find_others(self, failed: Column) -> Steps[None]:
         """Give failed keys another replica.
 
-        Those planned from the lease table ask anew, and once those whose segment nobody has any
-        more: a master that was started anew may have lost the objects with it.
+        Those planned from the lease table ask anew, and once those that were refused, and those
+        whose segment nobody has any more: a master that was started anew may have lost the objects.
         """
         core, status, tried_before = self.core, self.status, failed
         core.counters.failovers += len(failed)
         out_of_time = time.monotonic() >= self.until
-        vanished = np.isin(failed, list(self._vanished - self._asked_again))
-        self._asked_again |= self._vanished
-        stale = failed[(self.cols[k.FIRST, failed] < 0) | vanished]
+        outdated = np.isin(failed, list(self._outdated - self._asked_again))
+        self._asked_again |= self._outdated
+        stale = failed[(self.cols[k.FIRST, failed] < 0) | outdated]
         if len(stale):
             # Also when there is no time to ask: the next get must not follow the same plan.
             core.leases.drop(self.keys.words, stale, time.monotonic_ns())

@@ -4,10 +4,11 @@ One request begins a batch of them, one ends it; between them any number of writ
 any of its objects to all their replicas, in any order, without asking anybody. What was never
 written would show old bytes of other objects, so an object with a gap is not committed. The
 checksum is computed as ranges pass if they come in order without overlap; else the object is read
-back at the end. What was begun has the store's put deadline (`put_discard`, 30 s by default): one
-that takes longer may find itself replaced, and its commit then fails.
+back at the end. Who has to show rights to memory, which are for whole objects, keeps what is
+written until then (`GatheredSession`). What was begun has the store's put deadline (`put_discard`,
+30 s by default): one that takes longer may find itself replaced, and its commit then fails.
 
-As steps; no I/O. Cost of a write: O(pieces), a call of Python each.
+As steps; no I/O. Cost of a write: O(pieces), a call of Python each; of gathering, a copy of all.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from mooncake_store.client.buffers import new_bytes
 from mooncake_store.client.core import PutOptions, every
 from mooncake_store.client.failures import OUT_OF_RANGE, error_of
 from mooncake_store.client.kernels import reading as k
-from mooncake_store.client.pieces import NO_PIECES, PiecePutting, Pieces
+from mooncake_store.client.pieces import NO_PIECES, PiecePutting, Pieces, copy_pieces
 from mooncake_store.client.results import PutResult
 from mooncake_store.client.steps import Move, Moves
-from mooncake_store.client.writes import PutFields
+from mooncake_store.client.writes import PutFields, Putting
 from mooncake_store.core.records import Status
 from mooncake_store.errors import AlreadyExistsError, InvalidArgumentError, StoreError
 from transfer_engine.base import Operation as Direction
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
     Column = NDArray[np.int64]
 
-__all__ = ["PutSession", "Writing"]
+__all__ = ["GatheredSession", "PutSession", "Writing", "session_of"]
 
 # What is read back at once for the checksum of an object written out of order.
 _READ_BACK_BYTES = 8 << 20
@@ -206,6 +207,66 @@ class PutSession(PiecePutting):
         return statuses
 
 
+class GatheredSession(PutSession):
+    """Puts whose objects are kept here until they are whole, then written at once.
+
+    A commit whose bytes are refused, or do not arrive, ends its puts; nothing is begun anew, as the
+    memory of the caller is not at hand any more.
+    """
+
+    # What is moved are whole objects, as in a put of them.
+    _move, _judge, _moved = Putting._move, Putting._judge, Putting._moved
+
+    def __init__(
+        self, core: Core, keys: KeyBatch, sizes: Column, options: PutOptions, until: float
+    ) -> None:
+        super().__init__(core, keys, sizes, options, until)
+        self._arenas: dict[int, NDArray[np.uint8]] = {}
+        for progress in self._progress:
+            progress.running = None  # the checksum is computed as the whole is written
+
+    def _write(self, accepted: Column) -> Steps[None]:
+        """Keep the pieces of these keys."""
+        for at in accepted.tolist():
+            if at not in self._arenas:
+                arena = self._arenas[at] = np.empty(int(self.memory.sizes[at]), np.uint8)
+                self.memory.addresses[at] = arena.__array_interface__["data"][0]
+        if len(accepted):
+            where = self._within(accepted)
+            copy_pieces(self.core, self.pieces, where, self.memory.addresses[accepted])
+        yield from ()
+
+    def _sum(self, at: int) -> Steps[int]:
+        yield from ()
+        return 0
+
+    def end(self, index: Column) -> Steps[None]:
+        """Write what was kept to every replica, and make it readable."""
+        yield from super()._write(index)
+        written = index[self.status[index] == k.FOUND]
+        if len(written):
+            yield from super().end(written)
+        failed = index[self.status[index] == k.FAILED]
+        yield from self._give_up(failed)
+        self._tell_tried()
+        for at in index.tolist():
+            del self._arenas[at]
+
+    def revoke(self, index: Column) -> Steps[NDArray[np.int16]]:
+        """Give open keys up; return a status for each."""
+        for at in index.tolist():
+            self._arenas.pop(at, None)
+        return (yield from super().revoke(index))
+
+
+def session_of(
+    core: Core, keys: KeyBatch, sizes: Column, options: PutOptions, until: float
+) -> PutSession:
+    """Puts that are written range by range, or gathered where rights are to be shown."""
+    kind = PutSession if core.shown is None else GatheredSession
+    return kind(core, keys, sizes, options, until)
+
+
 class Writing:
     """One object of a `PutSession`, whose failures are raised."""
 
@@ -216,7 +277,7 @@ class Writing:
         if self.size < 1:
             raise InvalidArgumentError(f"an object has at least 1 byte, not {self.size}")
         sizes = np.array([self.size], np.int64)
-        self._put = PutSession(core, keys, sizes, options, until)
+        self._put = session_of(core, keys, sizes, options, until)
         self.open = False
 
     def begin(self) -> Steps[None]:

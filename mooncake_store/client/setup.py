@@ -55,8 +55,8 @@ CONNECTIONS_MAX = 64
 IDEMPOTENT = frozenset(
     {
         "map", "segments", "status", "get", "exists", "find_prefix", "renew", "list", "stat",
-        "stats", "put_start", "put_end", "put_revoke", "remove", "remove_replicas", "pin",
-        "hint",
+        "stats", "put_start", "put_end", "put_end_shown", "put_revoke", "remove",
+        "remove_replicas", "pin", "hint",
         "drain_status", "task", "snapshot", "events",
     }
 )  # fmt: skip
@@ -155,6 +155,7 @@ class Setup:
                 operation="open",
                 advice="ask again: the cluster was just started anew",
             )
+        self.core.show_rights(opened.shows_rights)
         if self.core.ttl_ms == TTL_DEFAULT:
             self.core.lease_ns = opened.lease_ttl_ms * MILLISECOND_NS
         return opened

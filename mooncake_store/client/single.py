@@ -37,11 +37,19 @@ from mooncake_store.errors import InvalidArgumentError, StoreError
 from mooncake_store.wire.shard import (
     GET,
     PUT_END,
+    PUT_END_SHOWN,
     PUT_START,
 )
-from mooncake_store.wire.single_key import GET_ONE, PUT_END_ONE, PUT_STARTED_ONE
+from mooncake_store.wire.single_key import (
+    GET_ONE,
+    PUT_END_ONE,
+    PUT_END_SHOWN_ONE,
+    PUT_STARTED_ONE,
+    PUT_STARTED_SHOWN,
+)
 from transfer_engine.base import Operation as Direction
 from transfer_engine.checksum import copy_one
+from transfer_engine.outcome import BatchResult
 
 if TYPE_CHECKING:
     from mooncake_store.client.core import Core
@@ -49,6 +57,7 @@ if TYPE_CHECKING:
     from mooncake_store.client.keys import Key
     from mooncake_store.client.leases import Found
     from mooncake_store.client.reads import Plan
+    from mooncake_store.client.shown import Shown
     from mooncake_store.client.steps import Steps
     from mooncake_store.identity import Identity
     from mooncake_store.wire.single_key import PutOne
@@ -93,12 +102,18 @@ def read_one(
     low, high = _PAIR.unpack(digest)
     leases = core.leases
     epoch = leases.epoch
-    found: Found = _NOT_FOUND
+    shown = core.shown
+    found: Found | Shown = _NOT_FOUND
     if plan.cached:
-        found = leases.one(low, high, time.monotonic_ns() + MARGIN_NS)
+        enough = time.monotonic_ns() + MARGIN_NS
+        if shown is None:
+            found = leases.one(low, high, enough)
+        else:
+            found = shown.one_shown(low, high, enough)
     hit = found[0] != 0
     if not hit:
-        request = GET_ONE.request.pack(plan.ttl_ms, 0, digest)
+        ttl_ms = plan.ttl_ms if shown is None else core.ttl_to_ask_for(plan.ttl_ms)
+        request = GET_ONE.request.pack(ttl_ms, 0, digest)
         sent = time.monotonic_ns()
         try:
             body = yield from fetch(core.shard_of(digest), GET, request, until)
@@ -106,9 +121,12 @@ def read_one(
             return _DECLINED
         check_named(core, identity)
         now, targets = time.monotonic_ns(), core.directory.targets
-        fields, reply = GET_ONE.reply.match(body), None
+        fields, reply = GET_ONE.reply.match(body) if shown is None else None, None
         if fields is not None:
             found = leases.take_single(low, high, fields, sent, now, targets)
+        elif shown is not None:
+            turn = next(core.turns)
+            found, reply = shown.take_shown(low, high, body, sent, now, targets, turn)
         else:
             reply = GET.reply.unpack(body)
             found = leases.take_one(low, high, reply, sent, now, targets, next(core.turns))
@@ -144,20 +162,28 @@ def put_one(
     except ReshardedError:
         return None
     check_named(core, identity)
-    fields, outcome = PUT_STARTED_ONE.match(body), None
+    shown = core.shown is not None
+    fields, outcome = (PUT_STARTED_SHOWN if shown else PUT_STARTED_ONE).match(body), None
     if fields is not None and fields[0] >> 32 == _ONE_ACCEPTED:
-        outcome = yield from _write(core, fields[2] & 0xFFFF_FFFF, fields[1], memory, until)
+        _, offset, segment, *right = fields
+        outcome = yield from _write(core, segment & 0xFFFF_FFFF, offset, memory, until, right)
     if type(outcome) is not _Written:
         return StartedPut(PUT_START.reply.unpack(body), outcome)
     assert fields is not None
-    request = PUT_END_ONE.request.pack(digest, fields[0] & 0xFFFF_FFFF, outcome.sum64)
+    ended, operation = PUT_END_ONE, PUT_END
+    more: tuple[int, ...] = ()
+    if shown:
+        ended, operation, more = PUT_END_SHOWN_ONE, PUT_END_SHOWN, (outcome.receipt,)
+    request = ended.request.pack(digest, fields[0] & 0xFFFF_FFFF, outcome.sum64, *more)
     while True:
         try:
-            body = yield from fetch(core.shard_of(digest), PUT_END, request, until)
+            answer = yield from fetch(core.shard_of(digest), operation, request, until)
         except ReshardedError:
             continue
         break
-    (status,) = PUT_END_ONE.reply.unpack(body)
+    (status,) = ended.reply.unpack(answer)
+    if shown and status == Status.INVALID_WRITE:
+        return StartedPut(PUT_START.reply.unpack(body), outcome.batch())
     if status == Status.NOT_FOUND and core.shards != shards:
         return None  # other shards than that which began it know nothing of it
     counters = core.counters
@@ -173,10 +199,10 @@ def put_one(
 
 
 def _read(
-    core: Core, found: Found, plan: Plan, until: float, buffer: tuple[int, int, Any]
+    core: Core, found: Found | Shown, plan: Plan, until: float, buffer: tuple[int, int, Any]
 ) -> Steps[bool]:
     """Copy and judge; False for anything but bytes that are good."""
-    end, size, wanted, _, segment, offset = found
+    end, size, wanted, _, segment, offset, *right = found
     target = _target(core, segment)
     if target is None or size > buffer[1]:
         return False
@@ -195,7 +221,7 @@ def _read(
         beside, under_way[id(times)] = sum([*under_way.values()]) // 2, size
         try:
             outcome = yield from _move(
-                target, Direction.READ, offset, place, plan.verify, half_of(until), times
+                target, Direction.READ, offset, place, plan.verify, half_of(until), right, times
             )
         finally:
             under_way.pop(id(times), None)
@@ -231,10 +257,21 @@ class _Written(NamedTuple):
 
     sum64: int
     transport: str
+    receipt: int = 0
+
+    def batch(self) -> BatchResult:
+        """The same as what became of a batch of one."""
+        sums, receipts = np.array([self.sum64], np.uint64), np.array([self.receipt])
+        return BatchResult(np.zeros(1, np.int32), sums, self.transport, receipts=receipts)
 
 
 def _write(
-    core: Core, segment: int, offset: int, memory: tuple[int, int, Any], until: float
+    core: Core,
+    segment: int,
+    offset: int,
+    memory: tuple[int, int, Any],
+    until: float,
+    right: list[int],
 ) -> Steps[Any]:
     """Write one replica; return None if that was not tried, and the outcome if it failed."""
     target, (address, size, _) = _target(core, segment), memory
@@ -247,10 +284,11 @@ def _write(
     if shared is None:
         # What follows a failure tries other segments, and needs time for that.
         limit = attempt_until(until, size)
-        outcome = yield from _move(target, Direction.WRITE, offset, memory, True, limit)
+        outcome = yield from _move(target, Direction.WRITE, offset, memory, True, limit, right)
         if isinstance(outcome, StoreError) or outcome.statuses[0]:
             return outcome
-        return _Written(int(outcome.checksums[0]), outcome.transport)
+        receipt = 0 if outcome.receipts is None else int(outcome.receipts[0])
+        return _Written(int(outcome.checksums[0]), outcome.transport, receipt)
     if not shared.writable:
         return None
     return _Written(copy_one(address, shared.address + offset, size), target.transport)
@@ -278,11 +316,13 @@ def _move(
     memory: tuple[int, int, Any],
     checksum: bool,
     until: float,
+    right: list[int],
     times: list[float] | None = None,
 ) -> Steps[Any]:
-    """Move a batch of one; return its outcome."""
+    """Move a batch of one; return its outcome. `right`: tag and stamp, or nothing."""
     address, size, owner = memory
     offsets, lengths, addresses = np.array([[offset], [size], [address]], np.int64)
-    move = Move(target, direction, offsets, lengths, addresses, checksum, owner, times)
+    rights = np.array([right], np.int64) if right and right[1] else None
+    move = Move(target, direction, offsets, lengths, addresses, checksum, owner, times, rights)
     (outcome,) = yield Moves([move], until)
     return outcome

@@ -78,6 +78,8 @@ class Move(NamedTuple):
     checksums: bool
     keep: object
     times: list[float] | None = None
+    rights: NDArray[Any] | None = None
+    """Tag and stamp for each range, where the owner asks for them."""
 
 
 class Moves(NamedTuple):

@@ -63,6 +63,8 @@ class KeyTransfers(KeyRequests):
             self.status[:] = keys.statuses()
         self.failures: dict[int, Failure] = {}
         self._replicas: Column = NO_REPLICAS
+        # What owners of memory are shown for these keys; None where nobody asks for it.
+        self.rights = core.rights(len(self.status))
         # Keys that were given places in one segment, and which: they need no sorting.
         self._together: tuple[Column, int] | None = None
 
@@ -86,6 +88,8 @@ class KeyTransfers(KeyRequests):
         if len(rows) != len(some):
             raise UnavailableError(f"{len(rows)} answers came to {len(some)} keys")
         base = len(self._replicas)
+        if self.rights is not None:
+            replicas = self.rights.take(replicas, base)
         if base:
             joined = np.concatenate((self._replicas, replicas))
             joined.flags.writeable = False
@@ -165,11 +169,12 @@ def records(reply: Any, count: int) -> tuple[NDArray[Any], Column, NDArray[Any]]
     """Read the words of an answer: a record per key, where its replicas end, all replicas."""
     answers, replicas = reply.rows.view(GET_ROW)[:, 0], reply.replicas.view(REPLICA)[:, 0]
     ends = np.cumsum(answers["replicas"], dtype=np.int64)
-    if len(answers) != count or int(ends[-1]) != len(replicas):
+    places = int(ends[-1])
+    if len(answers) != count or len(replicas) not in (places, 2 * places):
         raise UnavailableError(
             f"{len(answers)} answers with {len(replicas)} replicas came to {count} keys"
         )
-    return answers, ends, replicas
+    return answers, ends, replicas[:places]  # behind which there may be rights to them
 
 
 def still_there(

@@ -59,8 +59,11 @@ class Reading(Protocol):
     unsure: set[int]
 
     @property
-    def ranged(self) -> bool:
-        """Whether ranges are read."""
+    def cuts(self) -> bool:
+        """Whether what is asked for may have to be cut out of whole objects."""
+
+    def to_cut(self, index: Column) -> NDArray[np.bool_]:
+        """Of which keys the whole is read for that."""
 
     def wanted(self, index: Column) -> Column:
         """How many bytes of each key are to be read."""
@@ -68,8 +71,8 @@ class Reading(Protocol):
     def doubted(self, at: int) -> bool:
         """Whether the answer for a key says of a replica that something else may lie there."""
 
-    def anew(self, index: Column) -> tuple[Any, Any]:
-        """Another reading, of the whole of some keys' objects, and where they will be."""
+    def anew(self, index: Column) -> tuple[Any, Any, Any]:
+        """Another reading, of the whole of some objects, where they will be, and what it leased."""
 
     def place(self, index: Column) -> Column:
         """Decide what is read of each key and where it goes; return the keys that are to be."""
@@ -88,10 +91,11 @@ def note_unsure(reading: Reading, index: Column) -> None:
 def moved(reading: Reading, index: Column) -> Column:
     """How many bytes have to come for what is asked for of each key."""
     wanted = reading.wanted(index)
-    if not (reading.unsure and reading.ranged):
+    if not reading.cuts:
         return wanted
-    kept, unsure = reading.core.compared, reading.unsure
-    whole = [at in unsure and _told_of(reading, at) not in kept for at in index.tolist()]
+    kept, cut = reading.core.compared, reading.to_cut(index).tolist()
+    pairs = zip(index.tolist(), cut, strict=True)
+    whole = [of_whole and _told_of(reading, at) not in kept for at, of_whole in pairs]
     return np.where(whole, reading.cols[k.SIZE, index], wanted)
 
 
@@ -106,8 +110,8 @@ def remember_placeless(reading: Reading, index: Column, sent: int) -> None:
 
 
 def read_whole(reading: Reading, index: Column) -> Steps[Column]:
-    """Read what is asked for of unsure objects; return the other keys."""
-    chosen = np.isin(index, list(reading.unsure))
+    """Read what is asked for of objects that are read whole; return the other keys."""
+    chosen = reading.to_cut(index)
     for some in _groups(reading, index[chosen]):
         kept = _kept(reading, some)
         for at, value in kept.items():
@@ -144,8 +148,8 @@ def _told_of(reading: Reading, at: int) -> tuple[bytes, int, int]:
 
 def _read_group(reading: Reading, index: Column, kept: Kept) -> Steps[None]:
     """Read some objects, cut them, and keep them in place of all but `kept`."""
-    whole, sink = reading.anew(index)
-    yield from whole.steps()
+    whole, sink, leased = reading.anew(index)
+    yield from whole.steps(None, leased)
     reading.cols[:, index] = whole.cols
     reading.cols[k.FIRST, index] = -1  # of answers that this one does not have
     for nth, at in enumerate(index.tolist()):
@@ -167,7 +171,7 @@ def _cut_out(reading: Reading, at: int, value: bytes | memoryview) -> None:
     targets = reading.targets(at)
     if any(reading.core.engine.holds_device(address) for address, _, _ in targets):
         reading.status[at] = ChecksumMismatchError.code
-        reading.errors[at] = "after a power cut no range of it is read into memory of a device"
+        reading.errors[at] = "only whole objects are read here, and none into memory of a device"
         return
     source, _ = address_of(value, writable=False)
     for address, offset, length in targets:

@@ -13,8 +13,9 @@ import numpy as np
 
 from mooncake_store.client.kernels import reading as k
 from mooncake_store.client.leases import RELEASE_MARGIN_NS
-from mooncake_store.client.reads import BytesSink, Plan, Reading
+from mooncake_store.client.reads import Plan, Reading
 from mooncake_store.client.requests import KeyRequests, give_back
+from mooncake_store.client.sinks import BytesSink
 from mooncake_store.client.steps import Opens, ReshardedError, ask_one
 from mooncake_store.core.records import Status
 from mooncake_store.errors import LeaseExpiredError, StoreError

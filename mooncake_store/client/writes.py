@@ -48,10 +48,12 @@ from mooncake_store.wire.shard import (
     BATCH_MAX,
     NAME_BLOB_MAX,
     PUT_END,
+    PUT_END_SHOWN,
     PUT_REVOKE,
     PUT_START,
     PutFlag,
 )
+from transfer_engine.base import REFUSED
 from transfer_engine.base import Operation as Direction
 from transfer_engine.base import error_of as transfer_error
 from transfer_engine.wire.schema import Ragged
@@ -83,7 +85,7 @@ _REVOKE_S = 0.5
 _NAMED_MAX = NAME_BLOB_MAX // 4096
 # Plain numbers: to compare a column with a member of an enumeration takes five times as long.
 _NO_SPACE, _TENANT_QUOTA = int(Status.NO_SPACE), int(Status.TENANT_QUOTA)
-_NOT_FOUND = int(Status.NOT_FOUND)
+_NOT_FOUND, _INVALID_WRITE = int(Status.NOT_FOUND), int(Status.INVALID_WRITE)
 
 
 class PutFields:
@@ -178,6 +180,8 @@ class Putting(KeyTransfers):
         self._late: set[int] = set()
         # Segments that failed, by name, and whether they may be well again in a while.
         self._avoided: dict[bytes, bool] = {}
+        # Those that refused a right to their memory.
+        self._refused_by: set[bytes] = set()
         self._pause_s = _PAUSE_S
         self._fruitless = 0
         # What was done for the only key already.
@@ -350,7 +354,13 @@ class Putting(KeyTransfers):
             self.memory.addresses if everything else self.memory.addresses[index],
             nth == 0,
             self.memory.keep,
+            rights=None if self.rights is None else self.rights.to_write(self._places(index, nth)),
         )
+
+    def _places(self, index: Column, nth: int) -> Column:
+        """Which of all replicas the nth ones of these keys are."""
+        places: Column = self.cols[k.FIRST, index] + nth
+        return places
 
     def _judge(self, target: Target, index: Column, outcome: Any, nth: int) -> None:
         """Say of each key of a batch whether this replica was written."""
@@ -363,6 +373,8 @@ class Putting(KeyTransfers):
             return
         if outcome.checksums is not None:
             self.checksums[index] = outcome.checksums
+        if self.rights is not None:
+            self.rights.written(self._places(index, nth), outcome.receipts)
         written, name = self.core.counters.bytes_written, outcome.transport
         written[name] = written.get(name, 0) + self._moved(index)
         if not outcome.statuses.any():
@@ -375,6 +387,8 @@ class Putting(KeyTransfers):
                 self._late.add(int(index[j]))
             error = transfer_error(int(outcome.statuses[j]), operation="put", peer=target.label)
             self._lose(target, index[j : j + 1], error)
+        if self.rights is not None and (outcome.statuses == REFUSED).any():
+            self._spare(target)
 
     def _moved(self, index: Column) -> int:
         """Bytes that one write of these keys moves."""
@@ -385,17 +399,34 @@ class Putting(KeyTransfers):
         self.fail(index, _code(error), f"{target.label}: {error.what}")
         self._avoided[target.entry.name.encode()] = _passing(error)
 
+    def _spare(self, target: Target) -> None:
+        """Try a segment again that refused a right, at once the first time: it ran out, perhaps."""
+        name = target.entry.name.encode()
+        if name in self._refused_by:
+            self._avoided[name] = True
+        else:
+            self._refused_by.add(name)
+            del self._avoided[name]
+
     # Ending.
 
     def end(self, index: Column) -> Steps[None]:
         """Make written keys readable."""
-        fields = {
+        fields: dict[str, Any] = {
             "digests": self.keys.digests,
             "generations": self.cols[k.GENERATION].astype(np.uint32),
             "checksums": self.checksums,
         }
-        for some, reply in (yield from self.ask(self.requests(PUT_END, index, fields))):
+        operation, rights = PUT_END, self.rights
+        if rights is not None:
+            operation, (first, count) = PUT_END_SHOWN, self.cols[[k.FIRST, k.REPLICAS]]
+            fields["receipts"] = lambda some: rights.receipts(first[some], count[some])
+        for some, reply in (yield from self.ask(self.requests(operation, index, fields))):
             self.status[some] = reply.statuses
+        if rights is not None:
+            unproven = index[self.status[index] == _INVALID_WRITE]
+            if len(unproven):
+                self.fail(unproven, _INVALID_WRITE, "its owners have not said that it was written")
 
     def _give_up(self, index: Column) -> Steps[None]:
         """Revoke keys that were not written, so that others may put them and space returns."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from mooncake_store.config.setting import Contradiction, Settings, settings_of
 from mooncake_store.endpoint import (
     LOCAL,
+    check_namespace,
     is_local,
     is_loopback,
     split_address,
@@ -31,6 +32,7 @@ __all__ = [
     "check_kept_pool",
     "check_list",
     "check_memory",
+    "check_own_namespace",
     "check_namespace_offloads",
     "check_networks",
     "check_order",
@@ -86,6 +88,15 @@ def check_memory(table: str, memory: str) -> None:
             f"{table}.memory must be auto, anonymous or the whole path of a folder, not {memory!r}",
             "memory",
         )
+
+
+def check_own_namespace(table: str, namespace: str) -> None:
+    """Refuse what no URL of a store can name as its namespace, unless it is empty."""
+    if namespace:
+        try:
+            check_namespace(f"{table}.namespace", namespace)
+        except ConfigError as error:
+            raise Contradiction(error.what, "namespace") from None
 
 
 def check_kept_pool(table: str, state: str, url: str) -> None:

@@ -32,6 +32,7 @@ from mooncake_store.config.checks import (
     check_namespace_offloads,
     check_networks,
     check_order,
+    check_own_namespace,
     check_quotas,
     check_rails,
 )
@@ -373,6 +374,13 @@ class WorkerConfig(Guarded, frozen=True, kw_only=True):
             'hex digits for each, "*" for all others, read when the worker starts.'
         ),
     ] = ""
+    namespace: Annotated[
+        str,
+        Meta(
+            description="The only namespace whose objects lie here; they then lie nowhere else. "
+            "Empty: those of all without a worker of their own."
+        ),
+    ] = ""
     memory: Annotated[
         str,
         Meta(
@@ -422,6 +430,7 @@ class WorkerConfig(Guarded, frozen=True, kw_only=True):
             if items:
                 check_list(self.table, name, items)
         check_list(self.table, "transports", self.transports)
+        check_own_namespace(self.table, self.namespace)
         check_memory(self.table, self.memory)
         check_cold(
             self.cold_url,

@@ -32,6 +32,10 @@ class SegmentFact(msgspec.Struct, frozen=True, array_like=True, tag="segment"):
     """What was put up to then, in seconds of the shard's clock, may be something else by now."""
     part: tuple[tuple[int, int], ...] = ()
     """The runs, from where to where, in which this shard gives out space; empty for all of it."""
+    key: bytes = b""
+    """What rights to it are made with; none where its owner asks for none."""
+    namespace: str = ""
+    """The only one whose objects lie there, "" for all."""
 
 
 class ForgottenFact(msgspec.Struct, frozen=True, array_like=True, tag="forgotten"):

@@ -85,7 +85,8 @@ def totals(state: ShardState, tasks_unfinished: int, tenant: int, client: int = 
     """
     space, tally = state.space, state.tally
     total, hard = space.total_bytes(), int(tally[c.HARD_BYTES])
-    room = max(0, space.watermark_bytes(below=state.offloads(tenant)) - hard)
+    home = state.home_of(tenant)
+    room = max(0, space.homes.watermark_bytes(home, below=state.offloads(tenant)) - hard)
     return ShardStats(
         objects=int(tally[c.OBJECTS]),
         writing=int(tally[c.UNFINISHED]),

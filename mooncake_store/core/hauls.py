@@ -35,7 +35,7 @@ from mooncake_store.core.space import writers_of
 from mooncake_store.core.tasks import answers, drop_replica, spare_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -122,14 +122,30 @@ class Hauls:
         self, rows: NDArray[np.int32], tier: Tier = Tier.MEMORY, *, keep: bool = False
     ) -> NDArray[np.uint8]:
         """Queue, as `demote` does, what is to leave a tier; says of each what became of it."""
-        below = self.tier_below(tier)
-        if below is None:
-            return np.full(len(rows), REFUSED, np.uint8)
-        return self._haul(rows, tier, below, not keep, _no_limit)
+        out = np.full(len(rows), REFUSED, np.uint8)
+        for home, mine in self._by_home(rows):
+            below = self._below(tier, home)
+            if below is not None:
+                out[mine] = self._haul(rows[mine], tier, below, not keep, _no_limit, home)
+        return out
 
     def tier_below(self, tier: Tier) -> Tier | None:
         """Return where that goes which leaves a tier, None for nowhere."""
-        return min((s.tier for s in self._usable() if s.tier > tier), default=None)
+        return self._below(tier, None)
+
+    def _below(self, tier: Tier, home: str | None) -> Tier | None:
+        some = (s for s in self._usable() if home is None or s.namespace == home)
+        return min((s.tier for s in some if s.tier > tier), default=None)
+
+    def _by_home(self, rows: NDArray[np.int32]) -> Iterator[tuple[str, NDArray[np.bool_] | slice]]:
+        """Yield which rows go to which segments: see `homes.py`."""
+        if not self._state.space.homes.declared:
+            yield "", slice(None)
+            return
+        tenants = self._state.cold["tenant"][rows]
+        homes = {number: self._state.home_of(number) for number in np.unique(tenants).tolist()}
+        for home in sorted(set(homes.values())):
+            yield home, np.isin(tenants, [n for n, each in homes.items() if each == home])
 
     def promote(self, rows: NDArray[np.int32], *, hot: bool = False) -> int:
         """Queue objects that lie below memory alone to be copied there; returns how many.
@@ -139,9 +155,10 @@ class Hauls:
         """
         limit = _limit_of_hot if hot else partial(spare_bytes, self._state)
         taken = 0
-        for tier in (Tier.DISK, Tier.COLD):  # a row that is under way is not taken twice
-            outcome = self._haul(rows, tier, Tier.MEMORY, False, limit)
-            taken += int(np.count_nonzero(outcome == TAKEN))
+        for home, mine in self._by_home(rows):
+            for tier in (Tier.DISK, Tier.COLD):  # a row that is under way is not taken twice
+                outcome = self._haul(rows[mine], tier, Tier.MEMORY, False, limit, home)
+                taken += int(np.count_nonzero(outcome == TAKEN))
         return taken
 
     def fetch(self, client: int, limit: int, device: int) -> list[Haul]:
@@ -289,13 +306,13 @@ class Hauls:
         return [s for s in some if s.state == SegmentState.OK and s.usable_from <= state.now]
 
     def _haul(
-        self, rows: NDArray[np.int32], tier: Tier, to: Tier, moves: bool, limit: Limit
+        self, rows: NDArray[np.int32], tier: Tier, to: Tier, moves: bool, limit: Limit, home: str
     ) -> NDArray[np.uint8]:
-        """Queue objects to be hauled from a tier to another; says of each what became of it."""
+        """Queue objects of a home to be hauled to another tier; says of each what became of it."""
         state = self._state
         rows = np.ascontiguousarray(rows, np.int32)
         out = np.full(len(rows), REFUSED, np.uint8)
-        targets = [segment for segment in self._usable() if segment.tier == to]
+        targets = [s for s in self._usable() if s.tier == to and s.namespace == home]
         if not targets or not len(rows):
             return out
         answering = state.space.mask(lambda segment: answers(state, segment.index))

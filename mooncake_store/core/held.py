@@ -44,7 +44,7 @@ class HeldBytes:
         What waits in the quarantine is taken off: much of it was under long leases.
         """
         state = self._state
-        config, tier = state.config, state.space.first_tier
+        config, tier = state.config, state.space.homes.first_tier()
         share = max(0.0, 1 - config.hard_pin_share - config.writers_share)
         most = int(share * state.space.total_bytes(tier))
         most -= sum(s.quarantined for s in state.space.all() if s.tier == tier)

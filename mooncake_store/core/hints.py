@@ -126,7 +126,7 @@ def _share(state: ShardState, tenant: int, rows: Rows) -> Statuses:
     """Want one replica more of rows that lack none: the repair does the rest."""
     records = state.rows[rows]
     sizes, replicas = records["size"].astype(np.int64), records["replicas"].astype(np.int64)
-    room = _spare_room(state)
+    room = _spare_room(state, tenant)
     _, segments, _ = extents_of(state, rows.astype(np.int64))
     of = np.repeat(np.arange(len(rows)), replicas)
     left = replicas - np.bincount(of[state.space.dead[segments] != 0], minlength=len(rows))
@@ -170,11 +170,12 @@ def _has_place(
     return out
 
 
-def _spare_room(state: ShardState) -> NDArray[np.int64]:
-    """The bytes that copies of the repair may take on each segment."""
-    space = state.space
-    room = np.zeros(len(space.alive), np.int64)
-    for segment in space.turn(state.now)[0] + space.further(state.now, DEFAULTS):
+def _spare_room(state: ShardState, tenant: int) -> NDArray[np.int64]:
+    """The bytes that copies of the repair may take on each segment, of objects of a tenant."""
+    homes, home = state.space.homes, state.home_of(tenant)
+    room = np.zeros(len(state.space.alive), np.int64)
+    cycle, _ = homes.turn(state.now, home)
+    for segment in cycle + homes.further(state.now, DEFAULTS, home):
         if segment.usable_from <= state.now:
             room[segment.index] = max(0, spare_bytes(state, segment) - segment.used)
     return room

@@ -43,13 +43,13 @@ def place(
 
     `leaving` says what each replaces: bytes, and those pinned hard among them.
     """
-    order = state.space.order(state.now, options)
-    further = state.space.further(state.now, options)
+    homes, home = state.space.homes, state.home_of(tenant)
+    order, further = homes.order(state.now, options, home), homes.further(state.now, options, home)
     result = np.zeros(len(rows), np.int16)
     large = sizes > nth_largest(order + further, options.replicas_min)
     if large.any():  # for these nobody else shall be evicted, nor anybody wait in vain
-        never = sizes[large] > state.space.largest_bytes(options.replicas_min)
-        too_large = sizes[large] > state.space.largest_bytes(1)
+        never = sizes[large] > homes.largest_bytes(options.replicas_min, home)
+        too_large = sizes[large] > homes.largest_bytes(1, home)
         refusal = np.where(too_large, Status.TOO_LARGE, Status.TOO_FEW_SEGMENTS)
         result[large] = np.where(never, refusal, Status.NO_SPACE)
     if options.hard_pin or state.tenant_by_number[tenant].quota_bytes is not None:
@@ -155,7 +155,7 @@ def _used(state: ShardState, tenant: int) -> int:
 
 def pinnable_bytes(state: ShardState) -> int:
     """Return the most bytes that may be pinned hard, where objects are put."""
-    total = state.space.total_bytes(state.space.first_tier)
+    total = state.space.total_bytes(state.space.homes.first_tier())
     return int(state.config.hard_pin_share * total)
 
 

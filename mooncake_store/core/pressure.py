@@ -13,28 +13,32 @@ wait: what leaves for those rests until its leases have ended.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from eviction.base import picking
 from mooncake_store.core import codes as c
 from mooncake_store.core import context as places
 from mooncake_store.core import windows
+from mooncake_store.core.choice import Choice, plainly
 from mooncake_store.core.hauls import REFUSED
 from mooncake_store.core.kernels import scan as k
 from mooncake_store.core.kernels import tiers
 from mooncake_store.core.options import Offload
-from mooncake_store.core.records import Flag, Tier
+from mooncake_store.core.records import Tier
 from mooncake_store.core.space import UNREADABLE
 from mooncake_store.core.spreading import nth_largest
 
 if TYPE_CHECKING:
-    from eviction.base import EvictionPolicy, Pick
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from eviction.base import EvictionPolicy
+    from mooncake_store.core.choice import Filter
     from mooncake_store.core.options import StartOptions
     from mooncake_store.core.segment import Segment
     from mooncake_store.core.state import ShardState
@@ -64,8 +68,6 @@ COPIED_AMONG = 4096
 PIECES_MAX = 64
 """Objects of a smaller share of their segment find room wherever some others leave."""
 
-Filter = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
-
 
 @dataclass(frozen=True, slots=True)
 class EvictReport:
@@ -93,7 +95,7 @@ def evict(
         return EvictReport()
     target = _share(ratio, used)
     least = _share(ratio / 2 if floor is None else floor, used)
-    where, tier = _present(state), state.space.first_tier
+    where, tier = _present(state), state.space.homes.first_tier()
     leave = partial(_leave, state, tier)
     first = _pass(state, state.order_of(tier), tier, target, where, limit, leave)
     state.space.release_quarantine(state.now)
@@ -271,15 +273,22 @@ def _free_room(
     return released > 0 or freed > 0
 
 
-def make_way(state: ShardState, sizes: NDArray[np.int64], options: StartOptions, until: int) -> int:
-    """Have objects under leases leave for puts that wait: their space comes when these end.
+def make_way(
+    state: ShardState,
+    sizes: NDArray[np.int64],
+    options: StartOptions,
+    until: int,
+    tenant: int = 0,
+) -> int:
+    """Have objects under leases leave for puts of a tenant that wait: space comes when these end.
 
     Only where that is by `until`, and under no long lease. Coldest first, as ever; readers go on
     to read until their leases end, and find nothing afterwards. Returns when the room is there at
     the latest: nothing is gained by asking again before.
     """
     until = min(until, state.now + state.config.lease_ttl_ns)
-    order, copies = state.space.order(state.now, options), options.replicas_min
+    homes, copies = state.space.homes, options.replicas_min
+    order = homes.order(state.now, options, state.home_of(tenant))
     sizes = sizes[sizes <= nth_largest(order, copies)] if len(order) >= copies else sizes[:0]
     if len(sizes) and until > state.now:
         state.foresight_ns = until - state.now
@@ -341,7 +350,7 @@ def _drop_copied(state: ShardState, tier: Tier, target: int, where: Filter | Non
     state.hand_on_notes()
     rows = state.policy.coldest(COPIED_AMONG)
     rows = rows[(state.rows["flags"][rows] & c.BELOW) != 0]
-    choice = _Choice(state, state.policy, tier, where)
+    choice = Choice(state, state.policy, tier, where)
     rows = rows[choice.eligible(rows)].astype(np.int32)
     rows = rows[_lies_also(state, rows, tier)]
     ends = np.cumsum(choice.sizes(rows.astype(np.int64)))
@@ -355,11 +364,11 @@ def _have_room(order: list[Segment], nbytes: int, copies: int) -> bool:
 
 def _windows(
     state: ShardState, order: list[Segment], tier: Tier, size: int, copies: int
-) -> tuple[list[windows.Window], _Choice | None]:
+) -> tuple[list[windows.Window], Choice | None]:
     """The cheapest places for `size` bytes, and what chose them; None if there are too few."""
     for soft in (False, True)[: 1 + state.config.evict_soft_pinned]:
         policy = state.soft_policy if soft else state.order_of(tier)
-        choice = _Choice(state, policy, tier, None)
+        choice = Choice(state, policy, tier, None)
         found = windows.cheapest(state, order, size, choice.eligible, soft)
         if len(found) >= copies:
             return found[:copies], choice
@@ -367,7 +376,7 @@ def _windows(
 
 
 def _clear(
-    state: ShardState, tier: Tier, found: list[windows.Window], choice: _Choice, size: int
+    state: ShardState, tier: Tier, found: list[windows.Window], choice: Choice, size: int
 ) -> bool:
     """Evict what lies in these places; whether each is one hole now."""
     # At once: an object may lie in two of these places, or its group in both.
@@ -426,9 +435,9 @@ def _take(
     if target <= 0 or len(policy) == 0:
         return EvictReport()
     if where is None and len(state.groups) == 0:
-        victims = policy.victims(target, _plainly(state, tier), limit)
+        victims = policy.victims(target, plainly(state, tier), limit)
     else:
-        choice = _Choice(state, policy, tier, where)
+        choice = Choice(state, policy, tier, where)
         ids = policy.victims(target, picking(choice.sizes, choice.eligible), limit)
         victims = choice.with_groups(ids.astype(np.int32))
     return leave(victims)
@@ -504,92 +513,3 @@ def _in_groups_of(
         for at in np.flatnonzero(state.flags(rows) & c.GROUPED).tolist():
             out[at] = state.groups.number(int(rows[at])) in numbers
     return out
-
-
-def _plainly(state: ShardState, tier: Tier | None) -> Pick:
-    """Return a choice in one kernel call: of objects anywhere, none of them in a group."""
-    number, until = _number(state, tier), state.now + state.foresight_ns
-
-    def pick(ids: NDArray[np.int64], wanted: int, room: int) -> tuple[NDArray[np.int32], int]:
-        out = np.empty(len(ids), np.int32)
-        count, total = k.choose(state.words, ids, until, number, wanted, room, out)
-        return out[:count], total
-
-    return pick
-
-
-def _number(state: ShardState, tier: Tier | None) -> int:
-    """Return a tier as kernels know it; where there is but one, nothing is looked at."""
-    if tier is None or not state.numbers[places.BELOW_USED]:
-        return int(k.ALL_TIERS)
-    return int(tier)
-
-
-class _Choice:
-    """What one pass may evict, and what it counts: a group counts once, as a whole."""
-
-    def __init__(
-        self,
-        state: ShardState,
-        policy: EvictionPolicy,
-        tier: Tier | None,
-        where: Filter | None,
-    ) -> None:
-        self._state = state
-        self._number = _number(state, tier)
-        self._until = state.now + state.foresight_ns
-        self._soft = policy is state.soft_policy
-        self._where = where
-        self._groups: dict[int, bool] = {}
-        self._counted: set[int] = set()
-
-    def eligible(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Filter candidates of the policy."""
-        state = self._state
-        out = np.empty(len(ids), np.bool_)
-        k.eligible(state.words, ids, self._until, self._number, out)
-        if self._where is not None:
-            out &= self._where(ids)
-        if len(state.groups):
-            for at in np.flatnonzero(out & ((state.rows["flags"][ids] & Flag.GROUPED) != 0)):
-                out[at] = self._whole(state.groups.number(int(ids[at])))
-        return out
-
-    def _whole(self, number: int) -> bool:
-        """Whether every member of a group may leave now."""
-        if number not in self._groups:
-            state = self._state
-            members = np.array(list(state.groups.members(number)), np.int64)
-            out = np.empty(len(members), np.bool_)
-            k.eligible(state.words, members, self._until, k.ALL_TIERS, out)
-            pinned = (state.rows["flags"][members] & Flag.SOFT_PIN) != 0
-            self._groups[number] = bool(out.all()) and (self._soft or not pinned.any())
-        return self._groups[number]
-
-    def sizes(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the bytes each id frees; a group's first member stands for all."""
-        state = self._state
-        out = np.empty(len(ids), np.int64)
-        k.row_bytes(state.words, ids, self._number, out)
-        if len(state.groups):
-            for at in np.flatnonzero(state.rows["flags"][ids] & Flag.GROUPED):
-                number = state.groups.number(int(ids[at]))
-                out[at] = 0 if number in self._counted else self._group_bytes(number)
-                self._counted.add(number)
-        return out
-
-    def _group_bytes(self, number: int) -> int:
-        members = np.array(list(self._state.groups.members(number)), np.int64)
-        out = np.empty(len(members), np.int64)
-        k.row_bytes(self._state.words, members, self._number, out)
-        return int(out.sum())
-
-    def with_groups(self, victims: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Add the members of every group that a victim belongs to."""
-        state = self._state
-        if len(state.groups) == 0:
-            return victims
-        grouped = (state.flags(victims) & c.GROUPED) != 0
-        numbers = {state.groups.number(int(row)) for row in victims[grouped]}
-        members = [row for number in sorted(numbers) for row in state.groups.members(number)]
-        return np.concatenate([victims[~grouped], np.array(members, np.int32)])

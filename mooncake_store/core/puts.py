@@ -279,9 +279,10 @@ def _start_runs(
     if state.tenant_by_number[who[1]].quota_bytes is not None:
         return 0, 0, 0
     n, start, placed, retries = len(words), 0, 0, 0
-    order, first = state.space.turn(state.now)
+    homes, home = state.space.homes, state.home_of(who[1])
+    order, first = homes.turn(state.now, home)
     if first < 0:
-        order, first = state.space.order(state.now, DEFAULTS), 0
+        order, first = homes.order(state.now, DEFAULTS, home), 0
     state.table.maintain(n)
     choices = len(order)
     runs = min(choices, max(1, n // SPREAD_RUN))
@@ -353,8 +354,13 @@ def put_end(
     digests: NDArray[np.uint64],
     generations: NDArray[np.uint32],
     checksums: NDArray[np.uint64],
+    *,
+    asked: bool = False,
 ) -> NDArray[np.int16]:
-    """Make written objects readable, with the checksum of their bytes."""
+    """Make written objects readable, with the checksum of their bytes.
+
+    Who is `asked` for rights is not believed to write no more to what was given up earlier.
+    """
     n = len(digests)
     if n > KEYS_MAX or len(generations) != n or len(checksums) != n:
         return np.full(n, Status.INVALID_PARAMS, np.int16)
@@ -381,24 +387,31 @@ def put_end(
                 _swap_in(state, row)
             status[at] = c.OK
     if state.space.late:
-        overtaken = _hear_late(state, client, generations, status)
+        overtaken = _hear_late(state, client, generations, status, believed=not asked)
         # The put that overtook one of them may be gone from the key again.
         status[overtaken[status[overtaken] == c.NOT_FOUND]] = c.SUPERSEDED
     return status
 
 
 def _hear_late(
-    state: ShardState, client: int, generations: NDArray[np.uint32], status: NDArray[np.int16]
+    state: ShardState,
+    client: int,
+    generations: NDArray[np.uint32],
+    status: NDArray[np.int16],
+    *,
+    believed: bool = True,
 ) -> NDArray[np.int64]:
     """Return the space of puts that were given up earlier: their writer says that it is done.
 
-    Returns the places of those that another put had overtaken.
+    It waits on for one that is not `believed`. Returns the places of those that another put had
+    overtaken.
     """
     refused = np.flatnonzero(status)
     if not len(refused):
         return refused
     writers = writers_of(np.full(len(refused), client), generations[refused])
-    return refused[state.space.writers_done(writers)]
+    space = state.space
+    return refused[space.writers_done(writers) if believed else space.overtaken(writers)]
 
 
 def _swap_in(state: ShardState, old: int) -> None:
@@ -459,9 +472,10 @@ def put_revoke(
     *,
     late: bool = False,
 ) -> NDArray[np.int16]:
-    """Give up own unfinished puts; their space returns at once, or as that of a late writer.
+    """Give up own unfinished puts; their space returns at once, or as that of a `late` writer.
 
-    So does that of own puts that were given up before: theirs has been waiting for this.
+    So does that of own puts that were given up before: theirs has been waiting for this. Who was
+    given rights to write may use them until they end, so is always late.
     """
     n = len(digests)
     if n > KEYS_MAX or len(generations) != n:

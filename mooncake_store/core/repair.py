@@ -158,10 +158,13 @@ class _Targets:
         self.stale_at = state.now + TARGETS_KEPT_NS
         self._segments: list[Segment] = []
         self.room: dict[int, int] = {}
-        cycle, start = state.space.turn(state.now)
-        self._turn = max(start, 0)
+        homes, some = state.space.homes, []
+        for home in homes.all():
+            cycle, start = homes.turn(state.now, home)
+            self._turn = max(start, 0)
+            some += cycle + homes.further(state.now, DEFAULTS, home)
         self.disks = 0
-        for segment in cycle + state.space.further(state.now, DEFAULTS):
+        for segment in some:
             room = spare_bytes(state, segment) - segment.used - booked.get(segment.index, 0)
             if room > 0 and segment.usable_from <= state.now:
                 self._segments.append(segment)
@@ -183,6 +186,7 @@ class _Targets:
         """
         space, record = self._state.space, self._state.rows[row]
         hosts = {segment.host for index in held if (segment := space.get(index)) is not None}
+        home = self._state.home_of(int(self._state.cold["tenant"][row]))
         size, count = int(record["size"]), len(self._segments)
         below = bool(record["flags"] & Flag.OFF_MEMORY)
         chosen, rank = -1, (False, False)
@@ -191,6 +195,8 @@ class _Targets:
             self._turn += 1
             on_disk = segment.tier == Tier.DISK
             if segment.index in held or self.room[segment.index] < size or below > on_disk:
+                continue
+            if segment.namespace != home:
                 continue
             against = (on_disk and not below, segment.host in hosts)
             if chosen < 0 or against < rank:

@@ -53,6 +53,10 @@ class Segment:
     reach: int = 0
     guests: int = 0
     """Bytes here of objects that other shards have."""
+    key: bytes = b""
+    """What rights to its memory are made with; none where its owner asks for none."""
+    namespace: str = ""
+    """The only one whose objects lie here, and who needs no right; "" where it is for all."""
 
     def __post_init__(self) -> None:
         self.reach = self.reach or self.nbytes
@@ -96,4 +100,6 @@ class Segment:
             int(self.tier),
             self.unsure_s,
             self.part,
+            self.key,
+            self.namespace,
         )

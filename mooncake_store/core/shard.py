@@ -30,15 +30,17 @@ from mooncake_store.core import (
     reads,
     removal,
     renames,
+    rights,
 )
 from mooncake_store.core.facts import ClientFact, ClosedFact, TenantFact
 from mooncake_store.core.figures import ShardStats, totals
+from mooncake_store.core.guards import KEY_BYTES
 from mooncake_store.core.hauls import Haul, Hauls
 from mooncake_store.core.janitor import Janitor
 from mooncake_store.core.operation import operation
 from mooncake_store.core.options import ShardConfig
 from mooncake_store.core.records import SEGMENT_BYTES_MAX, SegmentState, State, Status, Tier
-from mooncake_store.core.state import CLIENTS_MAX, TENANTS_MAX, Client, ShardState, Tenant, as_words
+from mooncake_store.core.state import CLIENTS_MAX, TENANTS_MAX, Client, ShardState, Tenant
 from mooncake_store.core.tasks import Task, TaskKind, Tasks
 
 if TYPE_CHECKING:
@@ -79,8 +81,13 @@ class Shard(ShardState):
     put_begun = operation(lost_answers.put_begun)
     put_end = operation(puts.put_end)
     put_revoke = operation(puts.put_revoke)
+    rights_to_read = operation(rights.to_read)
+    rights_to_write = operation(rights.to_write)
+    unwritten = operation(rights.unwritten)
+    put_end_shown = operation(rights.put_end)
     get = operation(reads.get)
     exists = operation(reads.exists)
+    foreign = reads.foreign
     find_prefix = operation(reads.find_prefix)
     renew = operation(reads.renew)
     release = operation(reads.release)
@@ -190,14 +197,17 @@ class Shard(ShardState):
         host: str = "",
         number: int | None = None,
         tier: Tier = Tier.MEMORY,
+        key: bytes = b"",
+        namespace: str = "",
     ) -> tuple[Status, int]:
         """Add a segment; mounting the same uuid again only says who owns it, and that it is there.
 
         `number` is for masters that number the segments of several shards alike; it must be free.
+        `key` is what rights are made with, and `namespace` whose objects alone go there, if any.
         """
         if client not in self.client_by_handle:
             return Status.CLIENT_NOT_FOUND, -1
-        if not 0 < nbytes <= SEGMENT_BYTES_MAX:
+        if not 0 < nbytes <= SEGMENT_BYTES_MAX or len(key) not in (0, KEY_BYTES):
             return Status.INVALID_PARAMS, -1
         known = self.space.by_uuid(uuid)
         if known is not None:
@@ -207,12 +217,14 @@ class Shard(ShardState):
                 return Status.ILLEGAL_CLIENT, known.index
             known.owner = client
             self._know_tier(known, tier)
+            self.space.set_guard(known, key, namespace)
             self.space.touch(known)
             self.space.set_absent(known, False)
             if known.state == SegmentState.SUSPECT:
                 self.space.set_state(known, SegmentState.OK)
             return Status.OK, known.index
-        segment = self.space.mount(self.now, uuid, name, nbytes, host, client, number, tier)
+        given = uuid, name, nbytes, host, client, number, tier
+        segment = self.space.mount(self.now, *given, guard=(key, namespace))
         if segment is None:
             return Status.NO_SPACE, -1
         self.janitor.held.share_out()
@@ -370,13 +382,6 @@ class Shard(ShardState):
         return self.janitor.cancel_drain(number)
 
     # Observation.
-
-    def foreign(self, digests: Digests, tenant: int) -> NDArray[np.bool_]:
-        """Which keys are those of objects, readable or not, of other tenants."""
-        found = self.table.find(as_words(digests))
-        others = found >= 0
-        others[others] = self.cold["tenant"][found[others]] != tenant
-        return others
 
     def event_snapshot(
         self, cursor: int = 0, rows_max: int = 65_536, tenant: int | None = None

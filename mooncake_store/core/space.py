@@ -1,8 +1,8 @@
-"""Segments, who owns every byte of them, and where a new object goes.
+"""Segments, and who owns every byte of them.
 
 `Space` owns one allocator per segment and the quarantine: extents that left their object while a
-reader's lease or a late writer's time still ran (invariant 4 and 5). It says which segments a batch
-may go to, most wanted first; how the batch is spread over them is in `spreading.py`.
+reader's lease or a late writer's time still ran (invariant 4 and 5). Which segments a batch may go
+to is in `homes.py`, and which ask for rights in `guards.py`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 from alloc import Share, create_allocator
 from mooncake_store.core import context as places
 from mooncake_store.core.facts import ForgottenFact, SegmentFact
+from mooncake_store.core.guards import Guards
+from mooncake_store.core.homes import KEEPING, Homes
 from mooncake_store.core.kernels import removal as k
-from mooncake_store.core.options import Placement, ShardConfig, StartOptions
-from mooncake_store.core.records import SIZE_MAX, SegmentState, Tier
+from mooncake_store.core.records import SegmentState, Tier
 from mooncake_store.core.segment import NEVER, Segment
-from mooncake_store.core.spreading import interleave_hosts, nth_largest
 from mooncake_store.core.wheel import Wheel
 
 if TYPE_CHECKING:
@@ -32,21 +32,18 @@ if TYPE_CHECKING:
     from alloc.base import Allocator
     from mooncake_store.core.context import Context
     from mooncake_store.core.journal import Journal
+    from mooncake_store.core.options import ShardConfig
 
 __all__ = ["Segment", "Space", "writers_of"]
 
 FREED_KEPT = 4096
 """Extents that wait, at most, to be returned to their allocators together."""
-RATIO_SAMPLE = 16
-"""Segments compared by free share when there are more than these."""
 RELEASED_MAX = 16_384
 """Extents that leave the quarantine at once; a million that came due together took 176 ms."""
 LATE_KEPT = 65_536
 """Late writers that are known, at most; the space of those before waits for its whole time."""
 ANY_MEMORY = b"any"
 """In place of the 16 bytes of a uuid: all memory that is mounted, whatever is known of it."""
-KEEPING = (SegmentState.OK, SegmentState.SUSPECT)
-"""States of segments on which objects can be put and stay."""
 UNREADABLE = (SegmentState.ABSENT, SegmentState.GONE)
 """States of segments whose replicas cannot be read."""
 
@@ -68,18 +65,14 @@ class Space:
         self, config: ShardConfig, rng: random.Random, context: Context, journal: Journal
     ) -> None:
         self._config = config
-        self._rng = rng
         self._journal = journal
         self._touched: set[int] = set()  # segments to be written down
         self._segments: dict[int, Segment] = {}
         self._by_uuid: dict[bytes, Segment] = {}
-        self._cycle: list[Segment] | None = None
-        self._further: list[Segment] = []  # disks, where objects are put into memory
         self.changes = 0
         """How often a segment came, went or changed its state."""
         self.absent = 0
         """How many segments are absent."""
-        self._usable_from = 0  # when every segment of the cycle is usable
         self._earlier: dict[bytes, int] = {}  # uuid of a forgotten segment -> its busy_until
         self._readers: dict[int, int] = {}  # number of one -> when its last lease ends
         most = config.segments_max
@@ -93,6 +86,8 @@ class Space:
         self.late: dict[int, Late] = {}
         self._numbers = context.numbers
         self._freed = context.bind(places.FREED_EXTENTS, np.zeros(2 * FREED_KEPT, np.int64))
+        self.guards = Guards(most)
+        self.homes = Homes(config, rng, context.numbers, self._segments, self.return_freed)
 
     def __len__(self) -> int:
         return len(self._segments)
@@ -121,10 +116,12 @@ class Space:
         number: int | None = None,
         tier: Tier = Tier.MEMORY,
         part: tuple[tuple[int, int], ...] = (),
+        guard: tuple[bytes, str] = (b"", ""),
     ) -> Segment | None:
         """Add a segment; None when no number is left, or `number` is not free.
 
-        `part` is where in it space may be given out, in runs; everywhere if that is empty.
+        `part` is where in it space may be given out, in runs; everywhere if that is empty. `guard`
+        is its key and the namespace that it is declared for, as `Segment` has them.
         """
         self.return_freed()
         free = np.flatnonzero(~np.isin(np.arange(len(self.alive)), list(self._segments)))
@@ -141,24 +138,27 @@ class Space:
         full_at = int(self._config.high_watermark * own)
         segment = Segment(index, uuid, name, host, own, owner, allocator, full_at, tier)
         segment.part, segment.reach = part, nbytes
+        segment.key, segment.namespace = guard
         segment.usable_from = self._busy_until(uuid)
         self._readers.pop(index, None)
         self._segments[index] = segment
         self._by_uuid[uuid] = segment
+        self.guards.enter(segment)
         self.touch(segment)
         self.alive[index], self.dead[index], self.tiers[index] = 1, 0, tier
         if tier != Tier.MEMORY:
             self._numbers[places.BELOW_USED] = 1
         self.lease_until[index] = segment.usable_from
         self._unsure[index] = 0
-        self._cycle = None
+        self.homes.changed()
         self.changes += 1
         return segment
 
     def restore(self, fact: SegmentFact, horizon: int) -> None:
         """Mount a segment as it was; leases on it may run until `horizon`."""
         given = fact.uuid, fact.name, fact.nbytes, fact.host, fact.owner, fact.index
-        segment = self.mount(0, *given, Tier(fact.tier), fact.part)
+        guard = fact.key, fact.namespace
+        segment = self.mount(0, *given, Tier(fact.tier), fact.part, guard)
         if segment is not None:
             segment.usable_from, segment.gone_at = fact.usable_from, fact.gone_at
             segment.busy_until = fact.busy_until
@@ -175,8 +175,17 @@ class Space:
         segment.tier = tier
         self.tiers[segment.index] = tier
         self._numbers[places.BELOW_USED] |= tier != Tier.MEMORY
-        self._cycle = None
+        self.homes.changed()
         self.changes += 1
+
+    def set_guard(self, segment: Segment, key: bytes, namespace: str) -> None:
+        """Change what rights to a segment are made with, and whose objects it takes."""
+        if (segment.key, segment.namespace) != (key, namespace):
+            segment.key, segment.namespace = key, namespace
+            self.guards.enter(segment)
+            self.homes.changed()
+            self.changes += 1
+            self.touch(segment)
 
     def touch(self, segment: Segment) -> None:
         """Have what is known of a segment written down with the operation that runs."""
@@ -243,7 +252,7 @@ class Space:
         self.absent += int(state == SegmentState.ABSENT) - int(segment.state == SegmentState.ABSENT)
         segment.state = state
         self.touch(segment)
-        self._cycle = None
+        self.homes.changed()
         self.alive[segment.index] = state not in UNREADABLE
         self.dead[segment.index] = state == SegmentState.GONE
 
@@ -263,7 +272,7 @@ class Space:
         busy_until = max(segment.busy_until, self._earlier.get(segment.uuid, 0))
         self.remember(ForgottenFact(segment.index, segment.uuid, busy_until, until))
         del self._segments[segment.index]
-        self._cycle = None
+        self.homes.changed()
         self.changes += 1
 
     def remember(self, forgotten: ForgottenFact) -> None:
@@ -294,7 +303,7 @@ class Space:
         for segment in self._segments.values():
             segment.usable_from = max(segment.usable_from, until)
             self.touch(segment)
-        self._cycle = None
+        self.homes.changed()
 
     def doubt_mounted(self, until_s: int) -> None:
         """Have nothing that was put up to a time, in seconds, believed to lie on the segments."""
@@ -315,70 +324,6 @@ class Space:
         memories = [ForgottenFact(-1, uuid, until, 0) for uuid, until in self._earlier.items()]
         readers = [ForgottenFact(index, b"", 0, until) for index, until in self._readers.items()]
         return memories + readers
-
-    @property
-    def first_tier(self) -> Tier:
-        """Where objects are put: disks only take them where no memory is lent that could.
-
-        Memory that is suspect may soon be back; what is absent or drains does not count.
-        """
-        if not self._numbers[places.BELOW_USED]:
-            return Tier.MEMORY
-        some = [s for s in self._segments.values() if s.state in KEEPING and s.tier != Tier.COLD]
-        disks = some and all(s.tier == Tier.DISK for s in some)
-        return Tier.DISK if disks else Tier.MEMORY
-
-    def turn(self, now: int) -> tuple[list[Segment], int]:
-        """Return the segments in their cycle and where in it a batch begins.
-
-        That place is -1 where placement is not simply random: `order` must be asked then.
-        """
-        self.return_freed()
-        cycle = self._cycle
-        if cycle is None:
-            tier = self.first_tier
-            some = [s for s in self._segments.values() if s.state == SegmentState.OK]
-            cycle = interleave_hosts([s for s in some if s.tier == tier])
-            # Nothing is put into cold segments: only their owners write there.
-            self._further = interleave_hosts([s for s in some if tier < s.tier < Tier.COLD])
-            self._cycle = cycle
-            self._usable_from = max((s.usable_from for s in cycle), default=0)
-        if self._config.placement != Placement.RANDOM or self._usable_from > now:
-            return cycle, -1
-        return cycle, int(self._rng.random() * len(cycle))
-
-    def order(self, now: int, options: StartOptions) -> list[Segment]:
-        """Return the segments that may take a replica, most wanted first.
-
-        Those of the first tier, and disks that are preferred by name.
-        """
-        cycle, start = self.turn(now)
-        if start < 0:
-            start = int(self._rng.random() * len(cycle))
-        cycle = cycle[start:] + cycle[:start]
-        if options.preferred:
-            cycle += [s for s in self._further if s.name in options.preferred]
-        return self._wanted(cycle, now, options)
-
-    def further(self, now: int, options: StartOptions) -> list[Segment]:
-        """Return the disks that take replicas for which there is no memory, most wanted first.
-
-        To be asked after `order`.
-        """
-        cycle = self._further
-        start = int(self._rng.random() * len(cycle)) if cycle else 0
-        cycle = [s for s in cycle[start:] + cycle[:start] if s.name not in options.preferred]
-        return self._wanted(cycle, now, options)
-
-    def _wanted(self, cycle: list[Segment], now: int, options: StartOptions) -> list[Segment]:
-        usable = [s for s in cycle if s.usable_from <= now and s.name not in options.excluded]
-        if self._config.placement == Placement.FREE_RATIO:
-            head, tail = usable[:RATIO_SAMPLE], usable[RATIO_SAMPLE:]
-            usable = sorted(head, key=lambda s: s.used / s.nbytes) + tail
-        if options.preferred:
-            rank = {name: i for i, name in enumerate(options.preferred)}
-            usable.sort(key=lambda s: rank.get(s.name, len(rank)))
-        return usable
 
     def expect_freed(self, count: int) -> None:
         """Make room for `count` extents in FREED_EXTENTS, as far as there can be."""
@@ -449,6 +394,11 @@ class Space:
         self.free(extents[:, 0], extents[:, 1])
         return np.array([late is not None and late.overtaken for late in known], np.bool_)
 
+    def overtaken(self, writers: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Say of each of these writers whether it was overtaken; what waits for them waits on."""
+        known = [self.late.get(writer) for writer in writers.tolist()]
+        return np.array([late is not None and late.overtaken for late in known], np.bool_)
+
     def guests(self) -> NDArray[np.int64]:
         """Return what other shards have where this one gives out space.
 
@@ -505,32 +455,6 @@ class Space:
             for s in self._segments.values()
             if s.state not in UNREADABLE and (tier is None or s.tier == tier)
         ]
-
-    def largest_bytes(self, nth: int) -> int:
-        """Size of the nth largest segment that may ever take an object, SIZE_MAX without any.
-
-        One that is suspect, absent or drains counts: it may be back while a put waits. Without any
-        segment a put waits for the first, whose size nobody knows.
-        """
-        some = [
-            segment
-            for segment in self._segments.values()
-            if segment.state != SegmentState.GONE and segment.tier != Tier.COLD
-        ]
-        return nth_largest(some, nth) if some else SIZE_MAX
-
-    def watermark_bytes(self, *, below: bool) -> int:
-        """Bytes that objects can keep: above the high watermark what was just put is evicted again.
-
-        Lower tiers count where objects come there, `below`.
-
-        Segments that drain will take nothing any more; one that is suspect may soon be back. One
-        that is absent may stay away, and who counts on its room puts what finds none.
-        """
-        some = [s for s in self._segments.values() if s.state in KEEPING]
-        if not below:
-            some = [s for s in some if s.tier == self.first_tier]
-        return sum(s.full_at for s in some)
 
     def excess_bytes(self, tier: Tier) -> int:
         """What segments of a tier that `watermark_bytes` counts hold above it, all together."""

@@ -253,6 +253,11 @@ class ShardState:
         """Know a tenant from now on."""
         self.tenants[tenant.name] = self.tenant_by_number[tenant.number] = tenant
 
+    def home_of(self, tenant: int) -> str:
+        """Return where objects of a tenant go: see `homes.py`."""
+        homes = self.space.homes
+        return homes.of(self.tenant_by_number[tenant].name) if homes.declared else ""
+
     # -- what the journal asks
 
     @property

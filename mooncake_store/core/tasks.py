@@ -253,7 +253,7 @@ class Tasks:
             return Status.NOT_FOUND, row, -1
         if source is not None and source not in living:
             return Status.REPLICA_NOT_FOUND, row, -1
-        if not targets or any(not self._placeable(t) for t in targets):
+        if not targets or any(not self._placeable(t, row) for t in targets):
             return Status.SEGMENT_NOT_FOUND, row, -1
         if all(t in living for t in targets):
             return Status.REPLICA_ALREADY_EXISTS, row, -1
@@ -268,11 +268,12 @@ class Tasks:
     def _alive(self, segment: int) -> bool:
         return bool(self._state.space.alive[segment])
 
-    def _placeable(self, index: int) -> bool:
+    def _placeable(self, index: int, row: int) -> bool:
         segment = self._state.space.get(index)
         if segment is None or segment.tier == Tier.COLD:  # only its owner writes there, in hauls
             return False
-        return segment.state == SegmentState.OK
+        home = self._state.home_of(int(self._state.cold["tenant"][row]))
+        return segment.state == SegmentState.OK and segment.namespace == home
 
     def _still_read(self, index: int) -> bool:
         """Whether leases on an earlier life of the segment's memory still run."""
@@ -458,7 +459,8 @@ def choose_target(state: ShardState, row: int, source: int, tried: int = 0) -> i
     replicas = replicas_of(state, row)
     held = {s for s, _, _ in replicas}
     hosts = {s.host for s in state.space.all() if s.index in held}
-    order = state.space.order(state.now, DEFAULTS) + state.space.further(state.now, DEFAULTS)
+    homes, home = state.space.homes, state.home_of(int(state.cold["tenant"][row]))
+    order = homes.order(state.now, DEFAULTS, home) + homes.further(state.now, DEFAULTS, home)
     order = [s for s in order if s.index not in held]
     tier, size = state.space.tiers[source], int(state.rows["size"][row])
     order.sort(

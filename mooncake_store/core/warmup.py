@@ -9,12 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from mooncake_store.core.cell_text import About
+from mooncake_store.core.guards import KEY_BYTES
 from mooncake_store.core.kernels.cells import words_marked
 from mooncake_store.core.last_cells import last_cells
 from mooncake_store.core.names import Names
 from mooncake_store.core.options import HintAction, ShardConfig, SoftPin, StartOptions
 from mooncake_store.core.records import Tier
 from mooncake_store.core.restore import Damage, StreamEnd, restore
+from mooncake_store.core.rights import Asking
 from mooncake_store.core.ring import GENERATION, HEAD, Ring
 from mooncake_store.core.shard import Shard
 from mooncake_store.core.state import INT64, as_column, as_words
@@ -34,6 +36,21 @@ class _Nobody:
 
     def make_room(self, words: int) -> bool:
         raise AssertionError(f"no room for {words} words")
+
+
+def _show_rights(shard: Shard, client: int) -> None:
+    """Have a put and a get answered to somebody who shows rights."""
+    now, asking = 1 << 42, Asking((), 0, np.zeros(8, np.int64))
+    digests, sizes = np.arange(60, 76, dtype=np.uint64).reshape(8, 2), np.full(8, 1000, np.int64)
+    answers, replicas = shard.put_start(now, client, 0, digests, sizes)
+    shard.rights_to_write(now, asking, digests, answers, replicas)
+    generations = np.ascontiguousarray(answers["generation"])
+    shard.unwritten(now, asking, client, digests, generations, np.zeros(1, np.int64))
+    shard.foreign(digests, 0)
+    shard.put_end(now, client, digests, generations, np.zeros(8, np.uint64), asked=True)
+    answers, replicas = shard.get(now, client, digests, 1 << 30)
+    shard.rights_to_read(now, asking, answers, replicas)
+    shard.remove(now, digests, client=client)
 
 
 def _haul(shard: Shard, client: int) -> None:
@@ -69,7 +86,7 @@ def warmup() -> None:
     shard.put_end(0, client, one, generations, np.zeros(1, np.uint64))
     shard.put_start(0, client, 0, one + np.uint64(1), np.full(1, 1000, np.int64))
     shard.evict(0, 0.1)
-    shard.mount(0, client, b"b" * 16, "b", 1 << 20, "b")
+    shard.mount(0, client, b"b" * 16, "b", 1 << 20, "b", key=b"k" * KEY_BYTES)
     digests = np.arange(8, dtype=np.uint64).reshape(4, 2)
     sizes = np.full(4, 1000, np.int64)
     names = Names.of([b"one", b"two", b"three", b"four"])
@@ -106,6 +123,7 @@ def warmup() -> None:
     shard.drain(1 << 41, 0)
     shard.tick(1 << 42)
     _haul(shard, client)
+    _show_rights(shard, client)
     end = StreamEnd(1 << 42, 0, 1, int(ring.header[GENERATION]), 1)
     words = as_column(ring.cells[1 : ring.header[HEAD]], INT64)
     runs = [(1, words)]

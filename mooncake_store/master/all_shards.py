@@ -110,6 +110,8 @@ class AllShards:
                 worker.uuid,
                 worker.epoch,
                 spec.tier,
+                spec.key,
+                spec.namespace,
             ),
         )
 

@@ -61,6 +61,10 @@ class Peer:
     """Whether its credential is for some namespaces only."""
     who: str = ""
     """How a log names it."""
+    asked: bool = False
+    """Whether owners of memory ask it for rights..."""
+    namespaces: tuple[str, ...] = ()
+    """...but where that is declared for one of these, which its credential is for."""
 
 
 class Clients:

@@ -14,7 +14,9 @@ import socket
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from mooncake_store.core.guards import KEY_BYTES
 from mooncake_store.core.records import Tier
+from mooncake_store.master.bounds import LABEL_CHARS_MAX
 from transfer_engine.base import SegmentDescriptor
 from transfer_engine.errors import InvalidArgumentError, StoreError
 from transfer_engine.rpc.address import Address
@@ -79,7 +81,9 @@ def well_named(uuid: bytes, name: str) -> bool:
 
 def acceptable(spec: SegmentSpec) -> bool:
     """Whether a segment can be what its owner says."""
-    return well_named(spec.uuid, spec.name) and 0 < spec.nbytes < 1 << 62 and spec.tier in _TIERS
+    guarded = len(spec.key) in (0, KEY_BYTES) and len(spec.namespace) <= LABEL_CHARS_MAX
+    named = guarded and well_named(spec.uuid, spec.name)
+    return named and 0 < spec.nbytes < 1 << 62 and spec.tier in _TIERS
 
 
 def check_descriptors(specs: Iterable[SegmentSpec], networks: Networks) -> None:

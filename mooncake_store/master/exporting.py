@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from mooncake_store import __version__
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from mooncake_store.clock import Clock
     from mooncake_store.journal.layout import Facts
     from mooncake_store.master.kept_journals import Seen
+    from mooncake_store.master.registers import KeptSegment
     from mooncake_store.master.state_file import StateWriter
 
 __all__ = [
@@ -109,7 +111,8 @@ def export_state(path: Path, target: Path, clock: Clock, put_release_ns: int) ->
             out.add(StateRecord(*head))
             if registers is not None:
                 known = registers.life, registers.last_number, registers.runs
-                out.add(RegistersRecord(*known, registers.workers, registers.segments))
+                segments = tuple(map(_without_key, registers.segments))
+                out.add(RegistersRecord(*known, registers.workers, segments))
             while seen:
                 each = seen.pop(0)
                 found = _write_shard(
@@ -219,7 +222,13 @@ def _segment(fact: SegmentFact) -> SegmentEntry:
         fact.tier,
         fact.unsure_s,
         fact.part,
+        fact.namespace,
     )
+
+
+def _without_key(segment: KeptSegment) -> KeptSegment:
+    """Leave out what rights are made with: its worker brings it again."""
+    return msgspec.structs.replace(segment, key=b"")
 
 
 def _memory(fact: ForgottenFact) -> MemoryEntry:

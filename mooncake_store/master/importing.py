@@ -331,6 +331,7 @@ def _segment_fact(entry: SegmentEntry, shift: Shift) -> SegmentFact:
         int(Tier(entry.tier)),
         shift.date(entry.unsure_s),
         entry.part,
+        namespace=entry.namespace,
     )
 
 

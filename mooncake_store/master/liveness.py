@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.master.doors import answering, refused
+from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire.cluster import LIVENESS, PING, Pong
 from transfer_engine.lasting import keep_going
 from transfer_engine.rpc.server import Server, run
@@ -96,6 +97,8 @@ class Liveness:
         self._times = times
         self._master_epoch = master_epoch
         self._now = clock.now_ns
+        # Not put right while the master runs: ends of rights are by this clock.
+        self._epoch_ns = clock.wall_ns() - clock.now_ns()
         self._report = report
         self._failed = failed
         self._lock = threading.Lock()
@@ -224,7 +227,8 @@ class Liveness:
                     connection.on_close(lambda: self._closed(ping.uuid, ping.epoch))
         if returned:
             self._report(ping.uuid, ping.epoch, "alive")
-        return PING.reply.pack(Pong(known and not called_back, self._master_epoch))
+        clock_ms = (self._now() + self._epoch_ns) // MILLISECOND_NS
+        return PING.reply.pack(Pong(known and not called_back, self._master_epoch, clock_ms))
 
     async def _check(self) -> None:
         await asyncio.sleep(self._times.ping_interval_ns / CHECKS_PER_INTERVAL / 1e9)

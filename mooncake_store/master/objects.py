@@ -16,6 +16,7 @@ from mooncake_store.core.options import DEFAULTS, HintAction, SoftPin, StartOpti
 from mooncake_store.core.records import Status
 from mooncake_store.master.answers import Answer, answers
 from mooncake_store.master.bounds import GROUP_BYTES_MAX
+from mooncake_store.master.granting import Granting
 from mooncake_store.master.pending import Put
 from mooncake_store.master.site import wait_max_ms
 from mooncake_store.master.words import words
@@ -35,6 +36,7 @@ __all__ = ["Objects"]
 
 _SOFT_PINS = {1: SoftPin.ENABLE, 2: SoftPin.DISABLE}
 _HINTS = frozenset(HintAction)
+_NO_RECEIPTS = np.empty(0, np.int64)
 
 
 class Objects:
@@ -44,6 +46,7 @@ class Objects:
         self._site = site
         self._shard = site.shard
         self._now = site.now
+        self._granting = Granting(site)
 
     @answers(
         wire.PUT_START,
@@ -73,39 +76,56 @@ class Objects:
         refused = len(replicas) < len(rows) or options.replicas > 1
         if refused and patient and (rows["status"] == Status.NO_SPACE).any():
             wait_ms = wait_max_ms(request.wait_ms, deadline_ms)
-            return self._wait_for_space(Put(*asked, upsert), rows, replicas, wait_ms)
-        return self._placed(rows, replicas)
+            return self._wait_for_space(peer, Put(*asked, upsert), rows, replicas, wait_ms)
+        return self._placed(peer, request.digests, rows, replicas)
 
     async def _wait_for_space(
-        self, put: Put, rows: NDArray[Any], replicas: NDArray[Any], wait_ms: int
+        self, peer: Peer, put: Put, rows: NDArray[Any], replicas: NDArray[Any], wait_ms: int
     ) -> Answer:
-        return self._placed(
-            *await self._site.puts.wait(put, rows, replicas, wait_ms * MILLISECOND_NS)
-        )
+        placed = await self._site.puts.wait(put, rows, replicas, wait_ms * MILLISECOND_NS)
+        return self._placed(peer, put.digests, *placed)
 
-    def _placed(self, rows: NDArray[Any], replicas: NDArray[Any]) -> Answer:
-        return {
-            "rows": rows.view(np.uint64),
-            "replicas": words(self._site.in_segments(replicas)),
-        }
+    def _placed(
+        self,
+        peer: Peer,
+        digests: NDArray[np.uint64],
+        rows: NDArray[Any],
+        replicas: NDArray[Any],
+    ) -> Answer:
+        replicas = self._site.in_segments(replicas)
+        if peer.asked:
+            told = self._granting.to_write(peer, digests, rows, replicas)
+        else:
+            told = words(replicas)
+        return {"rows": rows.view(np.uint64), "replicas": told}
 
     @answers(wire.PUT_END, keys="digests", changes=True)
     def put_end(self, peer: Peer, request: Any) -> Answer:
         """Make written objects readable."""
         digests, generations, checksums = request
-        return {
-            "statuses": self._shard.put_end(
+        if peer.asked:
+            statuses = self._granting.put_end(peer, digests, generations, checksums, _NO_RECEIPTS)
+        else:
+            statuses = self._shard.put_end(
                 self._now(), peer.handle, digests, generations, checksums
             )
-        }
+        return {"statuses": statuses}
+
+    @answers(wire.PUT_END_SHOWN, keys="digests", changes=True)
+    def put_end_shown(self, peer: Peer, request: Any) -> Answer:
+        """Make objects readable whose owners have answered that they were written."""
+        if peer.asked:
+            return {"statuses": self._granting.put_end(peer, *request)}
+        return self.put_end(peer, request[:3])
 
     @answers(wire.PUT_REVOKE, keys="digests", changes=True)
     def put_revoke(self, peer: Peer, request: Any) -> Answer:
         """Give up unfinished puts."""
         late, digests, generations = request
+        late = bool(late) or peer.asked
         return {
             "statuses": self._shard.put_revoke(
-                self._now(), peer.handle, digests, generations, late=bool(late)
+                self._now(), peer.handle, digests, generations, late=late
             )
         }
 
@@ -115,7 +135,12 @@ class Objects:
         ttl_ms, _, digests = request
         ttl_ns = self._site.lease_ns(ttl_ms)
         rows, replicas = self._shard.get(self._now(), peer.handle, digests, ttl_ns)
-        return {"rows": words(rows), "replicas": words(self._site.in_segments(replicas))}
+        replicas = self._site.in_segments(replicas)
+        if peer.asked:
+            told = self._granting.to_read(peer, rows, replicas)
+        else:
+            told = words(replicas)
+        return {"rows": words(rows), "replicas": told}
 
     @answers(wire.EXISTS, keys="digests")
     def exists(self, peer: Peer, request: Any) -> Answer:
@@ -138,8 +163,10 @@ class Objects:
 
     @answers(wire.RELEASE, keys="digests")
     def release(self, peer: Peer, request: Any) -> Answer:
-        """Take leases of the asking client back."""
+        """Take leases of the asking client back; what rights were given for runs to its end."""
         digests, generations = request
+        if peer.asked:
+            return {"statuses": np.zeros(len(digests), np.int16)}
         return {"statuses": self._shard.release(self._now(), peer.handle, digests, generations)}
 
     @answers(wire.REMOVE, keys="digests", changes=True)

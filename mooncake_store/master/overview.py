@@ -189,4 +189,6 @@ def _entry(segment: LentSegment, used: int = 0, fault: str = "") -> wire.Segment
         worker.name,
         spec.tier,
         fault,
+        bool(spec.key),
+        spec.namespace,
     )

@@ -111,7 +111,8 @@ class _WaitingPut:
         self._keys.append(np.repeat(chosen, rows["replicas"]))
         if now >= self._way_until and (lacks := self.missing()).size:
             sizes, options = self.put.sizes[lacks], self.put.options
-            self._way_until = shard.make_way(now, sizes, options, self.deadline_ns)
+            given = sizes, options, self.deadline_ns, self.put.tenant
+            self._way_until = shard.make_way(now, *given)
         return not (rows["status"] == Status.NO_SPACE).any()
 
     def replicas(self) -> NDArray[Any]:

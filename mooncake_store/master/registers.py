@@ -88,6 +88,10 @@ class KeptSegment(msgspec.Struct, frozen=True):
     tier: int = 0
     shares: int = 0
     """Among how many shards it was divided when it was mounted; 0: as many as there are."""
+    key: bytes = b""
+    """What rights to it are made with; none where its owner asks for none."""
+    namespace: str = ""
+    """The only one whose objects lie there, "" for all."""
 
 
 class Registers(msgspec.Struct, frozen=True):

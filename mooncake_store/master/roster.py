@@ -176,6 +176,8 @@ class Roster:
                     segment.worker.uuid,
                     segment.spec.tier,
                     segment.shares,
+                    segment.spec.key,
+                    segment.spec.namespace,
                 )
                 for segment in segments.values()
             ),
@@ -193,8 +195,9 @@ class Roster:
             self.workers[kept.uuid] = worker
         for known in registers.segments:
             spec = wire.SegmentSpec(
-                known.uuid, known.name, known.nbytes, known.descriptor, known.tier
-            )
+                known.uuid, known.name, known.nbytes, known.descriptor, known.tier, known.key,
+                known.namespace,
+            )  # fmt: skip
             worker = self.workers[known.worker]
             self.enter(LentSegment(known.number, worker, spec, shares=known.shares))
 

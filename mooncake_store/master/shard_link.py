@@ -195,6 +195,8 @@ class LocalShard:
             request.host,
             request.number,
             Tier(request.tier),
+            request.key,
+            request.namespace,
         )
         if status == Status.OK:
             if number != request.number:

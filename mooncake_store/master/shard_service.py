@@ -35,6 +35,7 @@ from transfer_engine.errors import (
     RemoteProtocolError,
     UnavailableError,
 )
+from transfer_engine.wire.rights import Role
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -159,7 +160,8 @@ class ShardService:
         address = connection.peer.rpartition(":")[0]
         run = site.clients.enroll(site.now(), request.uuid, request.epoch, request.host, address)
         site.clients.connect(run, connection)
-        connection.context = Peer(run.handle, tenant, bool(rights.namespaces), rights.who)
+        asked, named = rights.role < Role.WORKER, rights.namespaces
+        connection.context = Peer(run.handle, tenant, bool(named), rights.who, asked, named)
         connection.on_close(
             lambda: site.clients.disconnect(site.now(), run, connection), stays=False
         )
@@ -170,6 +172,7 @@ class ShardService:
                 site.times.lease_ttl_ns // MILLISECOND_NS,
                 site.times.lease_ttl_max_ns // MILLISECOND_NS,
                 wire.BATCH_MAX,
+                asked,
             )
         )
 

@@ -116,6 +116,8 @@ class SegmentEntry(msgspec.Struct, frozen=True):
     """What was put up to then, in seconds, may be something else by now; 0 for nothing."""
     part: tuple[tuple[int, int], ...] = ()
     """Since a shard was split: in which runs of it space is given out; empty for all of it."""
+    namespace: str = ""
+    """The only one whose objects lie there, "" for all. What rights are made with is not told."""
 
 
 class MemoryEntry(msgspec.Struct, frozen=True):

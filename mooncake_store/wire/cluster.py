@@ -72,6 +72,10 @@ class SegmentSpec(msgspec.Struct, frozen=True, array_like=True):
     descriptor: bytes
     tier: int = 0
     """A core `Tier` number: memory, or a disk."""
+    key: bytes = b""
+    """What rights to its memory are made with: 16 bytes, or none where its owner asks for none."""
+    namespace: str = ""
+    """The only one whose objects lie here, "" where it is for all."""
 
 
 class Mount(msgspec.Struct, frozen=True, array_like=True, tag="mount"):
@@ -137,6 +141,10 @@ class SegmentEntry(msgspec.Struct, frozen=True, array_like=True):
     """A core `Tier` number."""
     fault: str = ""
     """What its owner sees to be wrong with the disk under it; only `STATUS` tells it."""
+    guarded: bool = False
+    """Whether its owner asks for rights..."""
+    namespace: str = ""
+    """...unless the credential is one of this namespace, whose objects alone lie here."""
 
 
 class SegmentsReply(msgspec.Struct, frozen=True, array_like=True, tag="segments"):
@@ -211,6 +219,8 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
 
     known: bool
     master_epoch: int
+    clock_ms: int = 0
+    """Milliseconds since 1970 by the clock of the pool, 0 where nobody tells."""
 
 
 class MountSlice(msgspec.Struct, frozen=True, array_like=True, tag="slice"):
@@ -226,6 +236,9 @@ class MountSlice(msgspec.Struct, frozen=True, array_like=True, tag="slice"):
     worker_epoch: int
     tier: int = 0
     """A core `Tier` number."""
+    key: bytes = b""
+    namespace: str = ""
+    """As in `SegmentSpec`, both."""
 
 
 class SegmentChange(msgspec.Struct, frozen=True, array_like=True, tag="state"):

@@ -3,6 +3,10 @@
 A connection opens with `OPEN`, which ties it to a client, a tenant and their handles; no later
 request can speak for somebody else. Arrays of records travel as packed words and are read as the
 dtypes of `mooncake_store.core.records` (`rows.view(GET_ROW)`). Statuses are the `Status` numbers.
+
+A session that `Opened` says shows rights gets twice as many rows of `replicas` from PUT_START and
+GET: first the places, then as many rights, two words each (`transfer_engine.kernels.rights`): tag
+and stamp, both 0 where its owner asks for none. It ends puts by PUT_END_SHOWN.
 """
 
 from __future__ import annotations
@@ -65,6 +69,8 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
     lease_ttl_ms: int
     lease_ttl_max_ms: int
     batch_max: int
+    shows_rights: bool = False
+    """Whether owners of memory ask this session for rights, so that answers bring them."""
 
 
 class StatRequest(msgspec.Struct, frozen=True, array_like=True, tag="stat?"):
@@ -306,6 +312,22 @@ PUT_END = Operation(
     "makes written objects readable",
     needs=Role.WRITER,
 )
+PUT_END_SHOWN = Operation(
+    "put_end_shown",
+    0x3B,
+    # What owners answered to the writes: a word for each replica that was given, 0 where none came.
+    _packed(
+        [],
+        _DIGESTS,
+        _GENERATIONS,
+        Column("checksums", "u8"),
+        Column("receipts", "i8", rows="m"),
+        rows=16 * BATCH_MAX,
+    ),
+    _STATUSES,
+    "makes written objects readable, whose owners have asked for rights",
+    needs=Role.WRITER,
+)
 PUT_REVOKE = Operation(
     "put_revoke",
     0x23,
@@ -544,6 +566,7 @@ SHARD = Registry(
         OPEN,
         PUT_START,
         PUT_END,
+        PUT_END_SHOWN,
         PUT_REVOKE,
         GET,
         EXISTS,

@@ -12,13 +12,16 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mooncake_store.wire.shard import EXISTS, GET, PUT_END, PUT_START
+from mooncake_store.wire.shard import EXISTS, GET, PUT_END, PUT_END_SHOWN, PUT_START
 from transfer_engine.wire.single import SingleRow
 
 if TYPE_CHECKING:
     from transfer_engine.wire.registry import Operation
 
-__all__ = ["EXISTS_ONE", "GET_ONE", "PUT_END_ONE", "PUT_STARTED_ONE", "PutOne", "SingleKey"]
+__all__ = [
+    "EXISTS_ONE", "GET_ONE", "GET_SHOWN", "PUT_END_ONE", "PUT_END_SHOWN_ONE", "PUT_STARTED_ONE",
+    "PUT_STARTED_SHOWN", "PutOne", "SingleKey",
+]  # fmt: skip
 
 
 class SingleKey(NamedTuple):
@@ -40,6 +43,10 @@ GET_ONE = _single(GET)
 PUT_END_ONE = _single(PUT_END)
 PUT_STARTED_ONE = SingleRow(PUT_START.reply, signed=True)
 """The reply to the put of one replica: PUT_ROW as a word, then REPLICA as two."""
+GET_SHOWN = SingleRow(GET.reply, signed=True, rows={"m": 2})
+"""What GET_ONE.reply is to who shows rights: two words more, the right to the replica."""
+PUT_STARTED_SHOWN = SingleRow(PUT_START.reply, signed=True, rows={"m": 2})
+PUT_END_SHOWN_ONE = _single(PUT_END_SHOWN)
 
 
 class PutOne:

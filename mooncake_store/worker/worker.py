@@ -45,6 +45,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mooncake_store.core.guards import KEY_BYTES
 from mooncake_store.credentials import gate_of, sealing
 from mooncake_store.endpoint import Etcd, host_name, split_masters, split_rail
 from mooncake_store.program.children import START_S
@@ -96,6 +97,8 @@ RETURN_PAUSES_S = (0.05, 0.25)
 """Pauses meanwhile are drawn from these, so that many workers do not come at once."""
 SEARCH_S = 1.0
 """How long the first search for another master may take."""
+CLOCK_S = 0.1
+"""Answers to pings that took longer do not say what time it is."""
 HAUL_PAUSE_S = 0.005
 """The first pause where there is no haul; each further one is twice as long."""
 JOIN_S = 5.0
@@ -220,11 +223,19 @@ class Worker:
     def _publish(self) -> None:
         """Let others reach the segments."""
         assert self._server is not None
-        descriptors = {s.uuid: self._server.publish(s) for s in self.segments}
-        self._specs = tuple(
-            wire.SegmentSpec(s.uuid, s.name, s.size, descriptors[s.uuid].encode(), int(tier_of(s)))
+        # Others than of this run: rights to what was taken up hold no more.
+        namespace, keys = self.config.namespace, {s.uuid: _new_key() for s in self.segments}
+        descriptors = {
+            s.uuid: self._server.publish(s, key=keys[s.uuid], namespace=namespace)
             for s in self.segments
-        )
+        }
+        self._specs = tuple(
+            wire.SegmentSpec(
+                s.uuid, s.name, s.size, descriptors[s.uuid].encode(), int(tier_of(s)),
+                keys[s.uuid], namespace,
+            )
+            for s in self.segments
+        )  # fmt: skip
         identity = shard_wire.OpenClient(self.uuid, self.epoch, self.host, "default")
         given = (
             tuple(self.segments), descriptors, identity, self._describe, self._secret,
@@ -487,8 +498,10 @@ class Worker:
                 self._pulse = BlockingConnection.connect(
                     place, wire.LIVENESS, secret=self._secret, timeout_s=timeout_s
                 )
+            begun = time.monotonic()
             reply = self._pulse.call(wire.PING, body, timeout_s=timeout_s)
             pong = wire.PING.reply.unpack(reply)
+            self._set_clock(pong.clock_ms, time.monotonic() - begun)
         except StoreError as error:
             self._failed(error)
             # A restarted master may listen for pings elsewhere.
@@ -498,6 +511,14 @@ class Worker:
             self._states.change(f"master {self.config.master}", "mounted", self._which)
         else:
             self._ask_to_mount()
+
+    def _set_clock(self, clock_ms: int, took_s: float) -> None:
+        """Judge the ends of rights by the clock of the pool, as an answer that took so long said.
+
+        One that took long says little of when that was.
+        """
+        if clock_ms and took_s < CLOCK_S and self._server is not None:
+            self._server.clock_offset_ms = clock_ms - round((time.time() - took_s / 2) * 1000)
 
     def _failed(self, error: StoreError) -> None:
         """Tell, once, what the master does instead of answering."""
@@ -555,6 +576,10 @@ class Worker:
                 self._states.change(name, "waiting", error.what)
         pause_s = max(HAUL_PAUSE_S, 2 * before_s)
         self._haul_pauses_s[lane] = 0.0 if worked else min(self._interval_s, pause_s)
+
+
+def _new_key() -> bytes:
+    return secrets.token_bytes(KEY_BYTES)
 
 
 def _towards(master: str) -> str:

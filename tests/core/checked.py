@@ -289,7 +289,8 @@ class Checked(SegmentCalls, HintCalls):
         if revoke:
             out = self.shard.put_revoke(self.now, client, digests_of(keys), stamps, late=late)
         else:
-            out = self.shard.put_end(self.now, client, digests_of(keys), stamps, checksums)
+            given, asked = (digests_of(keys), stamps, checksums), client in self.model.asked
+            out = self.shard.put_end(self.now, client, *given, asked=asked)
         seen: set[int] = set()
         plain: list[Object] = []
         swapped: list[Object] = []

@@ -71,6 +71,8 @@ class Lab:
         host: str = "",
         client: int = -1,
         tier: Tier = Tier.MEMORY,
+        key: bytes = b"",
+        namespace: str = "",
     ) -> int:
         status, index = self.shard.mount(
             self.now,
@@ -81,6 +83,8 @@ class Lab:
             host,
             None,
             tier,
+            key,
+            namespace,
         )
         assert status == Status.OK
         return index

@@ -46,6 +46,8 @@ class Reference:
     spaces: dict[bytes, Space] = field(default_factory=dict)
     tenants: dict[int, Tenant] = field(default_factory=lambda: {0: Tenant()})
     clients: set[int] = field(default_factory=set)
+    asked: set[int] = field(default_factory=set)
+    """Those of them who show rights: their word ends no wait."""
     tasks: dict[int, Task] = field(default_factory=dict)
     quarantine: list[Quarantined] = field(default_factory=list)
     generations: dict[int, set[int]] = field(default_factory=dict)
@@ -188,7 +190,7 @@ class Reference:
 
     def writer_done(self, client: int, generation: int) -> None:
         """Invariant 5: a writer's own word ends the wait for it, and nobody else's."""
-        for entry in self.waiting_for(client, generation):
+        for entry in () if client in self.asked else self.waiting_for(client, generation):
             entry.space.give(entry.offset, entry.size)
             self.quarantine.remove(entry)
 

@@ -9,7 +9,8 @@ import pytest
 
 from mooncake_store.core.janitor import SWEEP_ROWS_URGENT
 from mooncake_store.core.options import HintAction, StartOptions
-from mooncake_store.core.records import KEYS_MAX, SEGMENT_BYTES_MAX, SIZE_MAX, Status
+from mooncake_store.core.records import KEYS_MAX, SEGMENT_BYTES_MAX, SIZE_MAX, Status, Tier
+from mooncake_store.core.rights import Asking
 from mooncake_store.core.state import TENANTS_MAX
 from tests.core.lab import MIB, SECOND, Lab, digests_of
 
@@ -116,8 +117,18 @@ def test_a_batch_above_the_limit_is_refused_whole() -> None:
         lab.shard.hint(lab.now, 0, digests, HintAction.RETAIN),
     ):
         assert (np.asarray(out) == S.INVALID_PARAMS).all()
+    asking = Asking((), 0, np.zeros(lab.shard.config.segments_max, np.int64))
+    given = lab.now, asking, lab.client, digests, generations, np.empty(0, np.int64)
+    assert not lab.shard.unwritten(*given).any()
     assert lab.shard.stats() == before
     lab.check()
+
+
+@pytest.mark.parametrize("key", [b"k", b"k" * 15, b"k" * 17])
+def test_a_key_of_another_length_is_none(key: bytes) -> None:
+    lab = pool()
+    given = lab.client, b"u" * 16, "name", MIB, "host", None, Tier.MEMORY, key
+    assert lab.shard.mount(lab.now, *given) == (S.INVALID_PARAMS, -1)
 
 
 def test_empty_batches() -> None:

@@ -12,12 +12,14 @@ from mooncake_store.core.last_cells import last_cells
 from mooncake_store.core.names import Names
 from mooncake_store.core.options import ShardConfig, SoftPin, StartOptions
 from mooncake_store.core.records import Tier
+from mooncake_store.core.rights import Asking
 from mooncake_store.core.shard import Shard
 from mooncake_store.core.state import as_words
 from mooncake_store.core.stretches import snapshots, stretch
 from mooncake_store.core.tasks import TaskKind
 from tests import interpreting
 from tests.core.keeping import Kept, assert_same
+from transfer_engine.kernels.rights import WRITTEN, tag_of
 
 FOLDER = Path(mooncake_store.core.__file__).parent
 MODULES = [
@@ -119,7 +121,44 @@ def some_life(seed):
     found = snapshots(pairs)
     some, end = stretch(pairs, found[-1].begin, found[-1].begin + 500)
     said += [np.array(found), *(words for _, words in some), np.array([end])]
-    return said + an_eviction_without_groups(seed) + an_absence(seed) + an_offload(seed)
+    said += an_eviction_without_groups(seed) + an_absence(seed) + an_offload(seed)
+    return said + rights_to_memory(seed)
+
+
+def rights_to_memory(seed):
+    """Have puts and gets answered to who shows rights, and puts end by receipts."""
+    shard = Shard(ShardConfig(objects_max=4096, segments_max=8, seed=seed))
+    client = shard.open_client(0, b"w" * 16, 1, "host")
+    for name in "ab":
+        key = name.encode() * 16 if name == "a" else b""
+        shard.mount(0, client, name.encode() * 16, name, 1 << 20, name, None, Tier.MEMORY, key)
+    asking = Asking((), 10**18, np.arange(8) << 30)
+    digests, sizes = np.arange(40, dtype=np.uint64).reshape(20, 2), np.full(20, 5000)
+    said = []
+    for replicas, upsert in ((1, False), (2, True)):
+        start, options = (
+            (shard.put_start, shard.upsert_start)[upsert],
+            StartOptions(replicas, preferred=("a",)),
+        )
+        rows, places = start(0, client, 0, digests, sizes, None, options)
+        rights = shard.rights_to_write(0, asking, digests, rows, places)
+        generations = np.ascontiguousarray(rows["generation"])
+        shown = [
+            tag_of(*np.frombuffer(b"a" * 16, np.int64), place["offset"], 5000, WRITTEN, stamp)
+            for place, (_, stamp) in zip(places, rights, strict=True)
+            if stamp
+        ]
+        given = 0, asking, client, digests, generations
+        said += [rights, shard.unwritten(*given, np.array(shown[1:], np.int64))]
+        assert said[-1].sum() == 1
+        checksums = np.zeros(20, np.uint64)
+        said.append(shard.put_end_shown(*given, checksums, np.array(shown[1:], np.int64)))
+        shard.put_end(0, client, digests, generations, checksums, asked=True)
+    said += [shard.foreign(digests, 1)]
+    assert said[-1].all()
+    assert shard.foreign(digests, 0) is None
+    rows, places = shard.get(0, client, digests, 10**9)
+    return [*said, shard.rights_to_read(0, asking, rows, places)]
 
 
 def an_offload(seed):

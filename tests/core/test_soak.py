@@ -16,4 +16,4 @@ def test_a_chunk_of_the_soak_agrees_with_the_model(seed: int, first: int) -> Non
 
 @pytest.mark.timeout(900)
 def test_a_foreign_writer_who_knows_all_digests_changes_nothing_of_others() -> None:
-    assert soak(1, steps=2_000, only=0, check_every=10, foreign=True)
+    assert soak(1, steps=2_000, only=0, check_every=10, among="foreign")

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 import mooncake_store.core
 from mooncake_store.core.warmup import warmup
+from tests.core.asked import AskedRules
 from tests.core.rules import Rules
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class ShardMachine(RuleBasedStateMachine):
 
     @initialize(rng=CHOICES)
     def start(self, rng: random.Random) -> None:
-        self.rules = Rules(rng)
+        self.rules = rng.choice((Rules, AskedRules))(rng)
 
     def run(self, name: str, rng: random.Random) -> None:
         self.rules.rng = rng
@@ -108,6 +109,15 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             if hasattr(value, "py_func"):
                 monkeypatch.setattr(module, name, counted(value))
     return counts
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_writer_who_shows_rights_reaches_nothing_of_others(seed: int) -> None:
+    rules = AskedRules(random.Random(seed), 10, wide=False)
+    for _ in range(600):
+        rules.step()
+    rules.audit()
+    assert rules.refused > 0 < rules.ended
 
 
 @pytest.mark.parametrize(("seed", "wide"), [(0, False), (1, False), (2, False), (3, True)])

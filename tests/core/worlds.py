@@ -62,9 +62,9 @@ class World:
     def shard(self) -> Shard:
         return self.kept.shard
 
-    def mount(self, name: str, nbytes: int, tier: Tier) -> int:
+    def mount(self, name: str, nbytes: int, tier: Tier, namespace: str = "") -> int:
         uuid = name.encode().ljust(16)
-        given = uuid, name, nbytes, "host", None, tier
+        given = uuid, name, nbytes, "host", None, tier, b"", namespace
         status, index = self.shard.mount(self.now, self.client, *given)
         assert status == Status.OK
         self.segments[index] = bytearray(nbytes)

@@ -315,6 +315,24 @@ def lent(given):
             worker.stop(leases_s=0.0)
 
 
+def where_a_put_finds_room(given):
+    """In which namespaces, with no other worker."""
+    with master({}) as (cluster, _):
+        own = {"master": cluster.address, "segments": "1MiB", "memory": "anonymous"}
+        worker = Worker(load(WorkerConfig, environ={}, overrides=own | given).value)
+        try:
+            worker.start()
+            found = []
+            for namespace in ("default", "team-a"):
+                url = cluster.url.replace("/default", f"/{namespace}")
+                with Client(url, deadline=2) as client, contextlib.suppress(StoreError):
+                    client.put("k", b"v" * 100)
+                    found.append(namespace)
+            return found
+        finally:
+            worker.stop(leases_s=0.0)
+
+
 def kept_cold(given):
     """How many bytes a store gets for a mebibyte of zeros."""
     with master({}) as (cluster, _):
@@ -477,6 +495,7 @@ OBSERVED = {
         {"cold_keys": KEYS}, kept_cold, {**KEPT, "cold_url": "memory://effects"}
     ),
     "worker.cold": Observation({"cold": "2MiB"}, lent, {**KEPT, "cold_url": "memory://effects"}),
+    "worker.namespace": Observation({"namespace": "team-a"}, where_a_put_finds_room),
     "worker.memory": Observation({"memory": "/nowhere"}, lent),
     "worker.hugepages": Observation({"hugepages": "require"}, without_shared_huge_pages),
     "worker.overcommit": Observation({"overcommit": True}, without_memory(lent)),

@@ -94,9 +94,9 @@ class ClusterWire:
 class PingWire:
     """The liveness service of a master."""
 
-    def __init__(self, address):
+    def __init__(self, address, secret=None):
         self.connection = BlockingConnection.connect(
-            address, cluster_wire.LIVENESS, timeout_s=TIMEOUT_S
+            address, cluster_wire.LIVENESS, secret=secret, timeout_s=TIMEOUT_S
         )
 
     def ping(self, uuid, epoch=1):

@@ -5,7 +5,8 @@ reference model, printing the step, the last calls and the command that replays 
 gives the same run. Every reply is compared and one rule compares the whole state; the core's own
 integrity check, which costs far more than a step, runs at every tenth. The printed replay checks
 after each, so that it stops where the state broke. `--foreign` has a writer among the clients who
-is confined to a namespace of his own, and knows the digests of others (`tests/core/foreign.py`).
+is confined to a namespace of his own, and knows the digests of others (`tests/core/foreign.py`);
+`--asked` one who shows rights (`tests/core/asked.py`).
 """
 
 from __future__ import annotations
@@ -16,24 +17,23 @@ import sys
 import time
 import traceback
 
+from tests.core.asked import AskedRules
 from tests.core.foreign import ForeignRules
 from tests.core.rules import Rules
 
 CHUNK = 2_000
 """Steps after which a fresh shard begins, so that start-up and full tables both get their share."""
+KINDS = {"": Rules, "foreign": ForeignRules, "asked": AskedRules}
 
 
-def soak(
-    seed: int, steps: int, only: int | None, check_every: int, *, foreign: bool = False
-) -> bool:
+def soak(seed: int, steps: int, only: int | None, check_every: int, *, among: str = "") -> bool:
     """Run; False at the first failure, which is printed with its replay command."""
     started = time.perf_counter()
     chunks = range(0, steps, CHUNK) if only is None else [only]
     for first in chunks:
         rules = None
         try:
-            kind = ForeignRules if foreign else Rules
-            rules = kind(random.Random(seed * 1_000_003 + first), check_every)
+            rules = KINDS[among](random.Random(seed * 1_000_003 + first), check_every)
             for _ in range(min(CHUNK, steps - first) if only is None else CHUNK):
                 rules.step()
             rules.audit()
@@ -43,7 +43,7 @@ def soak(
             print(f"FAILED: seed {seed}, step {first + done}: {type(error).__name__}: {error}")
             print(
                 f"replay: .venv/bin/python -m tests.soak.core --seed {seed} "
-                f"--from-step {first} --check-every 1{' --foreign' if foreign else ''}"
+                f"--from-step {first} --check-every 1{f' --{among}' if among else ''}"
             )
             return False
         if first % (CHUNK * 5) == 0:
@@ -66,11 +66,17 @@ def main() -> int:
         "--from-step", type=int, default=None, help="replay only the chunk that starts there"
     )
     parser.add_argument("--check-every", type=int, default=10, help="steps per integrity check")
-    parser.add_argument("--foreign", action="store_true", help="with a confined foreign writer")
+    for kind, help_text in (
+        ("foreign", "with a confined foreign writer"),
+        ("asked", "with a writer who shows rights"),
+    ):
+        parser.add_argument(
+            f"--{kind}", dest="among", action="store_const", const=kind, default="", help=help_text
+        )
     options = parser.parse_args()
     print(f"seed {options.seed}, {options.steps} steps")
     agreed = soak(
-        options.seed, options.steps, options.from_step, options.check_every, foreign=options.foreign
+        options.seed, options.steps, options.from_step, options.check_every, among=options.among
     )
     return 0 if agreed else 1
 

@@ -9,19 +9,22 @@ fixed record, and one `struct` call reads or writes it: no arrays, 0.5 us instea
     one.match(body)                          # the same; None for a body with other counts of rows
 
 The bytes are those of the layout: either side may use either form. Columns in `whole` are byte
-strings here, the others numbers, signed ones if `signed`, as kernels take them. Layouts with
-byte strings of their own have no such form.
+strings here, the others numbers, signed ones if `signed`, as kernels take them. `rows` says of
+which symbols there are several rows. Layouts with byte strings of their own have no such form.
 """
 
 from __future__ import annotations
 
 import struct
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from transfer_engine.errors import RemoteProtocolError
 from transfer_engine.wire.schema import STRUCT_CODES, scalar_code
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from transfer_engine.wire.frame import Body
     from transfer_engine.wire.schema import Packed
 
@@ -34,7 +37,12 @@ class SingleRow:
     __slots__ = ("_counts", "_prefix", "_struct", "nbytes")
 
     def __init__(
-        self, layout: Packed, whole: tuple[str, ...] = (), *, signed: bool = False
+        self,
+        layout: Packed,
+        whole: tuple[str, ...] = (),
+        *,
+        signed: bool = False,
+        rows: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         if any(column.ragged for column in layout.columns):
             raise ValueError("a layout with byte strings has no rows of one length")
@@ -43,12 +51,13 @@ class SingleRow:
         code += f"{-struct.calcsize(code) & 7}x"
         for column in layout.columns:
             letter = STRUCT_CODES[column.kind]
-            each = f"{column.width}{letter.lower() if signed else letter}"
+            count = column.width * rows.get(column.rows, 1)
+            each = f"{count}{letter.lower() if signed else letter}"
             nbytes = struct.calcsize(f"<{each}")
             code += f"{nbytes}s" if column.name in whole else each
             code += f"{-nbytes & 7}x"
         self._struct = struct.Struct(code)
-        self._counts = (1,) * len(layout.dimensions)
+        self._counts = tuple(rows.get(symbol, 1) for symbol in layout.dimensions)
         self._prefix = struct.pack(f"<{len(self._counts)}I", *self._counts)
         self.nbytes = self._struct.size
 

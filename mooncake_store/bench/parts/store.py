@@ -17,8 +17,10 @@ __all__ = ["StorePool"]
 class StorePool:
     """A master, workers that lend a segment each, and clients; all end with the block."""
 
-    def __init__(self, workers: int = 1, segment_bytes: int = 1 << 30, shards: int = 1) -> None:
-        self._cluster = LocalCluster(workers=workers, segment=segment_bytes, shards=shards)
+    def __init__(
+        self, workers: int = 1, segment_bytes: int = 1 << 30, shards: int = 1, **settings: Any
+    ) -> None:
+        self._cluster = LocalCluster(workers, segment_bytes, shards, **settings)
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:

@@ -1,0 +1,164 @@
+"""Rights to memory, as a client has them that has to show some: where they come from, and go.
+
+A shard tells who is asked (`Opened.shows_rights`): whoever has a credential of a reader or writer.
+Its answers to such a client have a right behind each place, tag and stamp, which the owner of the
+memory wants to see: `Rights` keeps those of one batch, `ShownLeases` those of the leases that this
+client holds. What a write is answered, the receipts, goes back to the shard when the put ends.
+
+A right is for one whole range, what a replica takes. So of an object nothing less is read, and
+nothing less is written: pieces are brought together first (`pieces.gather`, `sessions.py`), and
+ranges cut out of the whole (`unsure.py`). A segment that is declared for the namespace of the
+client wants no rights, and none of that happens there.
+
+Other clients have none of these objects. No I/O. Cost: 16 bytes a key and replica, O(n) in kernels.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from mooncake_store.client.kernels import reading as k
+from mooncake_store.client.kernels import shown as kernels
+from mooncake_store.client.leases import Leases, untouched
+from mooncake_store.errors import UnavailableError
+from mooncake_store.wire.shard import GET
+from mooncake_store.wire.single_key import GET_SHOWN
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from transfer_engine.wire.frame import Body
+
+    Column = NDArray[np.int64]
+
+__all__ = ["Rights", "Shown", "ShownLeases", "load_kernels", "split"]
+
+Shown: TypeAlias = tuple[int, int, int, int, int, int, int, int]
+"""What `leases.Found` has, then tag and stamp of the right."""
+
+
+def load_kernels() -> None:
+    """Load or compile what the first request would otherwise wait for."""
+    kernels.warmup()
+
+
+def split(replicas: Column) -> tuple[Column, Column]:
+    """The places of an answer, and the rights behind them, one for each."""
+    count, odd = divmod(len(replicas), 2)
+    if odd:
+        raise UnavailableError(f"{len(replicas)} rows came as places, each with a right")
+    return replicas[:count], replicas[count:]
+
+
+class Rights:
+    """The rights of a batch of so many keys: to each replica in the answers, and to the chosen."""
+
+    __slots__ = ("_receipts", "_shown", "chosen")
+
+    def __init__(self, count: int) -> None:
+        # Of the replica that was chosen for each key.
+        self.chosen: Column = np.zeros((count, 2), np.int64)
+        self._shown: Column = self.chosen[:0]
+        self._receipts: Column = self.chosen[:0, 0]
+
+    def take(self, replicas: Column, base: int) -> Column:
+        """Add the rights of an answer, behind those to `base` replicas; return its places."""
+        places, rights = split(replicas)
+        if base:
+            rights = np.concatenate((self._shown, rights))
+            rights.flags.writeable = False
+        self._shown, self._receipts = rights, self._receipts[:0]
+        return places
+
+    def pick(self, index: Column, replicas: Column, cols: Column) -> None:
+        """Note the right to the replica that was chosen for each of these keys."""
+        kernels.pick(index, replicas, self._shown, cols, self.chosen)
+
+    def part(self, index: Column) -> Rights:
+        """The same for some of the keys, by the same answers."""
+        part = Rights(len(index))
+        part.chosen[:], part._shown = self.chosen[index], self._shown
+        return part
+
+    def needed(self, index: Column) -> NDArray[np.bool_]:
+        """Which of these keys cannot be read without the right to the chosen replica."""
+        return np.asarray(self.chosen[index, 1] != 0)
+
+    def to_read(self, index: Column) -> Column | None:
+        """The rights to the chosen replicas of these keys; None where none is needed."""
+        every = len(index) == len(self.chosen)
+        return _needed(self.chosen if every else self.chosen[index])
+
+    def to_write(self, replicas: Column) -> Column | None:
+        """The rights to these of all replicas; None where none is needed."""
+        return _needed(self._shown[replicas])
+
+    def written(self, replicas: Column, receipts: Column | None) -> None:
+        """Note what the owner answered to writes of these replicas."""
+        if len(self._receipts) != len(self._shown):
+            self._receipts = np.zeros(len(self._shown), np.int64)
+        self._receipts[replicas] = 0 if receipts is None else receipts
+
+    def receipts(self, firsts: Column, counts: Column) -> Column:
+        """The receipts of some keys, which have so many replicas each from `firsts` on."""
+        ends = np.cumsum(counts)
+        total = int(ends[-1]) if len(ends) else 0
+        return self._receipts[np.arange(total) + np.repeat(firsts - ends + counts, counts)]
+
+
+def _needed(rights: Column) -> Column | None:
+    return rights if rights[:, 1].any() else None
+
+
+class ShownLeases(Leases):
+    """Leases, and beside each the right to its replica, which may end sooner."""
+
+    def __init__(self, entries_max: int) -> None:
+        super().__init__(entries_max)
+        rows = self._words // k.SET_WORDS * k.WAYS
+        shape = rows, kernels.RIGHT_WORDS
+        self._rights = untouched(rows * kernels.RIGHT_WORDS).reshape(shape)
+
+    def lookup_shown(self, digests: Column, now: int, cols: Column, rights: Rights) -> int:
+        """Do as `lookup`, with the rights of the keys."""
+        with self._lock:
+            return int(
+                kernels.lookup_shown(self._table, self._rights, digests, now, cols, rights.chosen)
+            )
+
+    def remember_shown(
+        self, digests: Column, index: Column, now: int, cols: Column, rights: Rights
+    ) -> None:
+        """Do as `remember`, with the rights of the keys."""
+        with self._lock:
+            latest = kernels.remember_shown(
+                self._table, self._rights, digests, index, now, cols, rights.chosen
+            )
+            self._latest = max(self._latest, latest)
+
+    def one_shown(self, low: int, high: int, now: int) -> Shown:
+        """Do as `one`, with the right; not found where that has ended."""
+        with self._lock:
+            found: Shown = kernels.lookup_one_shown(self._table, self._rights, low, high, now)
+            return found
+
+    def take_shown(
+        self, low: int, high: int, body: Body, sent: int, now: int, targets: Column, turn: int
+    ) -> tuple[Shown, Any]:
+        """Read the body of an answer to a get of one key, and enter its lease and right.
+
+        Returns the reply as well where it was taken apart; the end is 0 for anything unusual.
+        """
+        known, fields, reply = (self._table, self._rights, low, high), GET_SHOWN.match(body), None
+        with self._lock:
+            found: Shown
+            if fields is not None:
+                found = kernels.take_single_shown(*known, *fields, sent, now, targets)
+            else:
+                reply = GET.reply.unpack(body)
+                rows, shown = reply.rows.view(np.int64), split(reply.replicas.view(np.int64))
+                found = kernels.take_one_shown(*known, rows, *shown, sent, now, targets, turn)
+            self._latest = max(self._latest, found[0])
+        return found, reply

@@ -1,0 +1,71 @@
+"""What a shard does for sessions that have to show rights to the owners of memory (`core.rights`).
+
+    replicas = granting.to_read(peer, rows, replicas)       # what a get answers, with the rights
+    statuses = granting.put_end(peer, digests, generations, checksums, receipts)
+
+Nobody else comes here. Dates are by this host's clock, as it was when the shard was started: it is
+not put right meanwhile, so that the end of a right stays what it was. O(n + replicas).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mooncake_store.core.rights import Asking
+from mooncake_store.master.words import words
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from mooncake_store.master.clients import Peer
+    from mooncake_store.master.site import Site
+
+__all__ = ["Granting"]
+
+
+class Granting:
+    """Makes rights, and hears of their use."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._shard = site.shard
+        self._epoch_ns = site.clock.wall_ns() - site.clock.now_ns()
+
+    def _asking(self, peer: Peer) -> Asking:
+        return Asking(peer.namespaces, self._epoch_ns, self._site.bases)
+
+    def to_read(self, peer: Peer, rows: NDArray[Any], replicas: NDArray[Any]) -> NDArray[np.uint64]:
+        """Return what a get just made was answered, in whole segments, and the rights to it."""
+        rights = self._shard.rights_to_read(self._site.now(), self._asking(peer), rows, replicas)
+        return _together(replicas, rights)
+
+    def to_write(
+        self,
+        peer: Peer,
+        digests: NDArray[np.uint64],
+        rows: NDArray[Any],
+        replicas: NDArray[Any],
+    ) -> NDArray[np.uint64]:
+        """Return what puts of these keys were answered, in whole segments, and the rights to it."""
+        rights = self._shard.rights_to_write(
+            self._site.now(), self._asking(peer), digests, rows, replicas
+        )
+        return _together(replicas, rights)
+
+    def put_end(
+        self,
+        peer: Peer,
+        digests: NDArray[np.uint64],
+        generations: NDArray[np.uint32],
+        checksums: NDArray[np.uint64],
+        receipts: NDArray[np.int64],
+    ) -> NDArray[np.int16]:
+        """Make objects readable of which the owners of all places say that they were written."""
+        given = peer.handle, digests, generations, checksums, receipts
+        return self._shard.put_end_shown(self._site.now(), self._asking(peer), *given)
+
+
+def _together(replicas: NDArray[Any], rights: NDArray[np.int64]) -> NDArray[np.uint64]:
+    return np.concatenate([words(replicas), rights.view(np.uint64)])
