@@ -12,7 +12,7 @@ older. Nobody comes in by a certificate alone: who a peer is, and what it may do
 Files are looked at once a second, when a connection begins; those that connect from then on see
 what is new. A file that cannot be used changes nothing, and costs a line of the log.
 Cost: 0.8 ms of processor time of both ends together a connection (ECDSA on P-256; 1.7 ms where
-clients show a certificate), then 0.4 ms of each end a MiB: the cipher, and copies in OpenSSL.
+clients show a certificate), then the cipher: where there is much data `wire.records` carries it.
 """
 
 from __future__ import annotations
