@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from serving.scheduling.placement import PlacementPolicy
+    from transfer_engine.wire.tls import Tls
 
 __all__ = [
     "ServingSystem",
@@ -86,6 +87,8 @@ class SystemSettings:
     insecure: bool = False
     names: tuple[str, ...] = ()
     """What the server is called besides, by those who need no token."""
+    tls: Tls | None = None
+    """What it answers by https with, in place of http."""
     store_url: str = ""
     """A pool that runs already; empty starts one of its own."""
     store_secret: str = ""
@@ -247,7 +250,10 @@ class ServingSystem:
         )
         front.limits()  # a tokenizer or chat template that cannot be used is told of now
         self._web, self.url = await serve_http(
-            front_application(front, settings.shell), settings.host, self._listener
+            front_application(front, settings.shell),
+            settings.host,
+            self._listener,
+            tls=settings.tls,
         )
 
     async def close(self) -> None:
@@ -305,14 +311,22 @@ class ServingSystem:
 
 
 async def serve_http(
-    application: web.Application, host: str, listener: socket.socket
+    application: web.Application, host: str, listener: socket.socket, *, tls: Tls | None = None
 ) -> tuple[WebServer, str]:
-    """Serve an application on a port of `listen`; returns its server and its URL."""
+    """Serve an application on a port of `listen`; returns its server and its URL.
+
+    With `tls` by https alone.
+    """
     # A client that goes away has to cancel its request, wherever it is.
     server = WebServer(
-        application, listener, "the HTTP port", handler_cancellation=True, shutdown_timeout=STOP_S
+        application,
+        listener,
+        "the HTTP port",
+        tls=tls,
+        handler_cancellation=True,
+        shutdown_timeout=STOP_S,
     )
     await server.start()
     bound = listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
-    return server, f"http://{shown}:{bound}"
+    return server, f"{'http' if tls is None else 'https'}://{shown}:{bound}"

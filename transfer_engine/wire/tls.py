@@ -145,6 +145,11 @@ class Seal:
             raise self._failure(error) from error
 
     @property
+    def context(self) -> ssl.SSLContext:
+        """What it was made with."""
+        return self._tls.context
+
+    @property
     def spent(self) -> bool:
         """Whether its keys have sealed as much as they should, and another one has to be made."""
         records = self.records
@@ -192,6 +197,7 @@ class _Context(NamedTuple):
 class _Contexts(NamedTuple):
     server: _Context | None
     client: _Context
+    http: _Context | None
 
 
 class Tls:
@@ -229,6 +235,15 @@ class Tls:
         """Return the seal of a connection to this host; `bulk` as for a server."""
         context = self._chosen(bulk).client
         return Seal(context.ssl, self._name or host.partition("%")[0], context.keys)
+
+    def seal_of_http(self) -> Seal:
+        """Return the seal of an HTTP connection that was accepted: who calls shows no certificate.
+
+        A browser has none, and what a caller may do the server asks by other means.
+        """
+        context = self._latest().http
+        assert context is not None
+        return Seal(context.ssl, None)
 
     @property
     def serves(self) -> bool:
@@ -281,20 +296,20 @@ class Tls:
 
     def _read(self, *, bulk: bool = False) -> _Contexts:
         client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if self._certificate else None
-        for context in (client, server):
-            if context is not None:
-                context.minimum_version = ssl.TLSVersion.TLSv1_3
-                self._load(context)
-        if server is not None:
-            server.num_tickets = 0  # nobody resumes; a silent connection stays silent
-            server.verify_mode = ssl.CERT_REQUIRED if self._authority else ssl.CERT_NONE
+        servers = []
+        if self._certificate:
+            servers = [ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) for _ in range(1 if bulk else 2)]
+        for context in (client, *servers):
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            self._load(context)
+        for context in servers:
+            context.num_tickets = 0  # nobody resumes; a silent connection stays silent
         if not self._authority:
             client.load_default_certs()
-        return _Contexts(
-            None if server is None else _Context(server, _keys(server, bulk)),
-            _Context(client, _keys(client, bulk)),
-        )
+        for context in servers[:1]:
+            context.verify_mode = ssl.CERT_REQUIRED if self._authority else ssl.CERT_NONE
+        made = [_Context(each, _keys(each, bulk)) for each in (client, *servers)]
+        return _Contexts(made[1] if servers else None, made[0], made[2] if made[2:] else None)
 
     def _load(self, context: ssl.SSLContext) -> None:
         path = self._certificate
