@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     Columns = NDArray[np.int64]
     Statuses = NDArray[np.int32]
+    SingleOutcome = tuple[int, NDArray[np.uint64] | None, int]
 
 __all__ = [
     "CANCELLED",
@@ -276,13 +277,15 @@ class BatchRequest(NamedTuple):
     checksums: bool = False
     fence: int = 0
     trusted: bool = False
+    rights: Columns | None = None
 
 
 @dataclass(slots=True)
 class Batch:
     """Which way bytes move, in columns, and until when, as time.monotonic() counts.
 
-    `statuses` and `checksums` are filled by the transport.
+    `statuses`, `checksums` and `receipts` are filled by the transport. `rights`, rows of a tag and
+    a stamp, is shown to an owner who asks for it: each for the whole of its request.
     """
 
     operation: Operation
@@ -303,6 +306,9 @@ class Batch:
     interrupt: Callable[[], None] | None = None
     # None where all memory that the batch names is the host's.
     staged: Detour | None = None
+    rights: Columns | None = None
+    # Of writes with rights: what the owner says once all of a request was written, else 0.
+    receipts: Columns | None = None
 
     @property
     def writing(self) -> bool:
@@ -333,6 +339,8 @@ class Batch:
             fence=self.fence,
             checksums=None if self.checksums is None else self.checksums[chosen],
             cancel=self.cancel,
+            rights=None if self.rights is None else self.rights[chosen],
+            receipts=None if self.receipts is None else self.receipts[chosen],
         )
         self.interrupt = part.stop
         try:
@@ -342,6 +350,8 @@ class Batch:
         self.statuses[chosen] = part.statuses
         if self.checksums is not None and part.checksums is not None:
             self.checksums[chosen] = part.checksums
+        if self.receipts is not None and part.receipts is not None:
+            self.receipts[chosen] = part.receipts
 
     def stop(self) -> None:
         """Ask the transport to give the batch up; what already moved stays moved."""
@@ -388,6 +398,9 @@ class SingleRequest(NamedTuple):
     fence: int
     checksums: bool
     timeout_s: float
+    tag: int = 0
+    stamp: int = 0
+    """The right to it; a stamp of 0 is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,11 +465,10 @@ class Transport(abc.ABC):
         moved stay moved.
         """
 
-    def move_one(
-        self, target: RemoteSegment, request: SingleRequest
-    ) -> tuple[int, NDArray[np.uint64] | None] | None:
-        """Move one request in less than a batch takes; return its status, and its checksum.
+    def move_one(self, target: RemoteSegment, request: SingleRequest) -> SingleOutcome | None:
+        """Move one request in less than a batch takes.
 
+        Return its status, its checksum as a column, and the receipt of a write by a right, or 0.
         None when there is no such way: it may have moved, and moves again in a batch. Raises
         TransferTimeoutError.
         """

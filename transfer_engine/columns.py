@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from transfer_engine.base import Columns, Region
 
-__all__ = ["as_column", "merge_ranges"]
+__all__ = ["as_column", "as_rights", "merge_ranges"]
 
 _INT64 = np.dtype(np.int64)
 
@@ -31,6 +31,20 @@ def as_column(values: ArrayLike) -> Columns:
         raise InvalidArgumentError(f"a column has one dimension, not {column.ndim}")
     # A read-only array is another type to numba, and would compile every kernel anew.
     return column if column.flags.writeable else column.copy()
+
+
+def as_rights(values: ArrayLike, count: int) -> Columns:
+    """Return rows (tag, stamp), one per request, as `as_column` does."""
+    if type(values) is np.ndarray and values.dtype is _INT64 and values.shape == (count, 2):
+        flags = values.flags
+        if flags.c_contiguous and flags.writeable:
+            return values
+    rights = np.ascontiguousarray(values, dtype=np.int64)
+    if rights.shape != (count, 2):
+        raise InvalidArgumentError(
+            f"rights of shape {rights.shape} for {count} requests: each has a tag and a stamp"
+        )
+    return rights if rights.flags.writeable else rights.copy()
 
 
 def merge_ranges(regions: Sequence[Region]) -> tuple[Columns, Columns]:

@@ -37,7 +37,7 @@ from transfer_engine.base import (
     default_timeout_s,
 )
 from transfer_engine.checksum import address_of
-from transfer_engine.columns import as_column, merge_ranges
+from transfer_engine.columns import as_column, as_rights, merge_ranges
 from transfer_engine.devices.devices import DeviceMemory, DeviceRanges
 from transfer_engine.errors import (
     AlreadyExistsError,
@@ -308,6 +308,7 @@ class TransferEngine:
         checksums: bool = False,
         fence: int = 0,
         trusted: bool = False,
+        rights: Columns | None = None,
     ) -> BatchResult:
         """Read ranges of a segment into registered memory.
 
@@ -318,10 +319,13 @@ class TransferEngine:
         `trusted` says that the caller holds the buffers behind the addresses until the transfer
         has ended, and vouches for their bounds: they need not be registered, which for a buffer
         used once costs more than a small transfer.
+
+        `rights`, int64[n, 2] of (tag, stamp), is shown to owners over tcp; see `kernels.rights`.
         """
         request = BatchRequest(
-            Operation.READ, offsets, lengths, addresses, timeout_s, checksums, fence, trusted
-        )
+            Operation.READ, offsets, lengths, addresses, timeout_s, checksums, fence, trusted,
+            rights,
+        )  # fmt: skip
         return self._batch(target, request)
 
     def write_batch(
@@ -335,15 +339,18 @@ class TransferEngine:
         checksums: bool = False,
         fence: int = 0,
         trusted: bool = False,
+        rights: Columns | None = None,
     ) -> BatchResult:
         """Write registered memory into ranges of a segment. Raises as `read_batch` does.
 
         After an error an unknown part was written. `fence` reaches the access hook of the owner
-        where the owner takes part (tcp).
+        where the owner takes part (tcp). A right is good for one write; what was written by one in
+        full has a receipt. One whose write failed is good again once the owner has noticed.
         """
         request = BatchRequest(
-            Operation.WRITE, offsets, lengths, addresses, timeout_s, checksums, fence, trusted
-        )
+            Operation.WRITE, offsets, lengths, addresses, timeout_s, checksums, fence, trusted,
+            rights,
+        )  # fmt: skip
         return self._batch(target, request)
 
     def _batch(self, target: SegmentHandle, request: BatchRequest) -> BatchResult:
@@ -353,7 +360,7 @@ class TransferEngine:
                 return done
         batch = self._prepare(target, request)
         name = self._move(target, batch)
-        return BatchResult(batch.statuses, batch.checksums, name, target.descriptor)
+        return BatchResult(batch.statuses, batch.checksums, name, target.descriptor, batch.receipts)
 
     def read_into(
         self, target: SegmentHandle, offset: int, buffer: Buffer, *, timeout_s: float | None = None
@@ -396,6 +403,7 @@ class TransferEngine:
         fence: int = 0,
         trusted: bool = False,
         notify: tuple[str, bytes] | None = None,
+        rights: Columns | None = None,
     ) -> Submission:
         """Start a batch in the background. Its deadline counts from now, queueing included.
 
@@ -406,14 +414,16 @@ class TransferEngine:
         """
         post = None if notify is None else note(*notify)
         request = BatchRequest(
-            operation, offsets, lengths, addresses, timeout_s, checksums, fence, trusted
+            operation, offsets, lengths, addresses, timeout_s, checksums, fence, trusted, rights
         )
         batch = self._prepare(target, request)
         return self._submitter.submit(batch, lambda: self._move_and_tell(target, batch, post))
 
     def _prepare(self, target: SegmentHandle, request: BatchRequest) -> Batch:
         """Turn a request into checked columns."""
-        operation, offsets, lengths, addresses, timeout_s, checksums, fence, trusted = request
+        operation, offsets, lengths, addresses, timeout_s, checksums, fence, trusted, rights = (
+            request
+        )
         at, size, local = as_column(offsets), as_column(lengths), as_column(addresses)
         if not at.size == size.size == local.size:
             raise InvalidArgumentError(
@@ -436,6 +446,9 @@ class TransferEngine:
         deadline = time.monotonic() + timeout_s
         sums = np.zeros(at.size, dtype=np.uint64) if checksums else None
         batch = Batch(operation, at, size, local, statuses, total, deadline, bad, fence, sums)
+        if rights is not None and at.size:
+            batch.rights = as_rights(rights, at.size)
+            batch.receipts = np.zeros(at.size, dtype=np.int64) if batch.writing else None
         batch.staged = self._devices.stage(batch)
         return batch
 

@@ -12,7 +12,7 @@ from transfer_engine.base import error_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from transfer_engine.base import SegmentDescriptor, Statuses
+    from transfer_engine.base import Columns, SegmentDescriptor, Statuses
 
 __all__ = ["BatchResult"]
 
@@ -30,6 +30,9 @@ class BatchResult(NamedTuple):
     transport: str
     segment: SegmentDescriptor | None = None
     """For errors: what was read or written, if whoever made this knows."""
+    receipts: Columns | None = None
+    """After a write with rights: what its owner answers to each request that was written in full; 0
+    where there is none."""
 
     @property
     def ok(self) -> bool:

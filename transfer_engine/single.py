@@ -51,7 +51,7 @@ def move_at_once(
     vouches for. Raises TransferTimeoutError. O(log ranges + bytes).
     """
     transport, target = used
-    operation, offsets, lengths, addresses, timeout_s, checksums, fence, _ = request
+    operation, offsets, lengths, addresses, timeout_s, checksums, fence, _, rights = request
     offset, length, address = _number(offsets), _number(lengths), _number(addresses)
     if offset < 0 or not 0 < length <= _BYTES_MAX or offset > target.descriptor.size - length:
         return None
@@ -59,14 +59,24 @@ def move_at_once(
         return None
     if timeout_s is None:
         timeout_s = default_timeout_s(length)
-    single = SingleRequest(operation, offset, length, address, fence, checksums, timeout_s)
+    tag = stamp = 0
+    receipts = None
+    if rights is not None:
+        tag, stamp = rights.item(0), rights.item(1)
+        if operation is Operation.WRITE:
+            receipts = np.zeros(1, np.int64)
+    single = SingleRequest(
+        operation, offset, length, address, fence, checksums, timeout_s, tag, stamp
+    )
     told = transport.move_one(target, single)
     if told is not None:
-        status, sums = told
+        status, sums, receipt = told
         statuses = np.zeros(1, np.int32)
         if status:
             statuses[0] = status
-        return BatchResult(statuses, sums, transport.name, target.descriptor)
+        if receipt and receipts is not None:
+            receipts[0] = receipt
+        return BatchResult(statuses, sums, transport.name, target.descriptor, receipts)
     if checksums or fence:
         return None
     try:
@@ -76,7 +86,7 @@ def move_at_once(
     if mapping is None or (operation is Operation.WRITE and not mapping.writable):
         return None
     copy_single(mapping, operation, offset, length, address)
-    return BatchResult(np.zeros(1, np.int32), None, transport.name, target.descriptor)
+    return BatchResult(np.zeros(1, np.int32), None, transport.name, target.descriptor, receipts)
 
 
 def _holds(edges: Sequence[int], address: int, length: int) -> bool:

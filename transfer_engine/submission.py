@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from transfer_engine.base import Batch, Statuses
+    from transfer_engine.base import Batch, Columns, Statuses
 
 __all__ = ["Submission", "Submitter"]
 
@@ -66,6 +66,11 @@ class Submission:
     def checksums(self) -> NDArray[np.uint64] | None:
         """The checksums, valid where the status is 0 once the batch is done."""
         return self._batch.checksums
+
+    @property
+    def receipts(self) -> Columns | None:
+        """The receipts of a write with rights, once the batch is done; see `BatchResult`."""
+        return self._batch.receipts
 
     def poll(self) -> Statuses:
         """Return the statuses as they are now: all waiting, all pending, or final."""

@@ -106,7 +106,8 @@ def kernels(request, monkeypatch):
     monkeypatch.setattr(moving, "last_errno", ctypes.get_errno)
     monkeypatch.setattr(moving, "now_ns", lambda clock: time.monotonic_ns())
     for name in ("check_batch", "check_ranges", "_copy", "copy_batch", "build_iov", "move_iov",
-                 "_fill", "exchange", "exchange_one", "take_request"):  # fmt: skip
+                 "move_some", "_fill", "_hear", "exchange", "exchange_one", "columns_bytes",
+                 "take_request"):  # fmt: skip
         monkeypatch.setattr(moving, name, getattr(moving, name).py_func)
     return moving
 
@@ -115,10 +116,12 @@ def kernels(request, monkeypatch):
 def serving(kernels, monkeypatch):
     """The kernels of the owner's loop, compiled or as plain Python like those they call."""
     if not hasattr(kernels.move_iov, "py_func"):
-        for name in ("last_errno", "now_ns", "_fill", "build_iov", "check_ranges", "move_iov"):
+        for name in ("last_errno", "now_ns", "_fill", "build_iov", "check_ranges", "columns_bytes",
+                     "move_iov", "move_some"):  # fmt: skip
             monkeypatch.setattr(serving_kernels, name, getattr(kernels, name))
         monkeypatch.setattr(serving_kernels, "_recv", kernels._recv)
         monkeypatch.setattr(serving_kernels, "_sched_yield", kernels._sched_yield)
-        for name in ("_poll", "_find", "_judge", "serve", "change"):
+        for name in ("_poll", "_find", "_belongs", "_look_at_clock", "_shown_columns", "_permitted",
+                     "_judge", "_move", "_answer_write", "serve", "change"):  # fmt: skip
             monkeypatch.setattr(serving_kernels, name, getattr(serving_kernels, name).py_func)
     return serving_kernels

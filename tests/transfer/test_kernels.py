@@ -191,7 +191,7 @@ def test_a_request_that_comes_alone_makes_its_own_header(kernels):
         for writing, number, told in ((0, 5, 21), (1, 6, 22)):
             state = column(0, 0, 0, 0, 0, 0)
             place = (100, 8, local.ctypes.data)
-            args = (one.fileno(), room, 7, 8, number, 9, *place, writing, 2, state)
+            args = (one.fileno(), room, 7, 8, number, 9, *place, 0, 0, writing, 2, state)
             assert int(kernels.exchange_one(*args)) == 11  # EAGAIN: nobody has answered
             sent = 8 * (moving.REQUEST_WORDS + 2)
             asked = np.frombuffer(other.recv(sent), np.int64)
@@ -217,7 +217,7 @@ def test_looking_for_an_answer_ends_soon_however_often_it_may_be_looked(kernels)
         room = alone_room()
         state = column(0, 0, 0, 0, 0, 0)
         place = (100, 8, local.ctypes.data)
-        args = (one.fileno(), room, 7, 8, 1, 9, *place, 0)
+        args = (one.fileno(), room, 7, 8, 1, 9, *place, 0, 0, 0)
         assert int(kernels.exchange_one(*args, 1, state)) == 11  # compiled, if it had to be
         with long_before(60):
             assert int(kernels.exchange_one(*args, 1_000_000_000, state)) == 11
@@ -235,13 +235,14 @@ def test_exchange_and_take_request_are_two_ends_of_one_message(kernels):
         message[moving.REPLY_WORDS + 1] = 16 * 2
         message[moving.COLUMNS_AT - 1] = 2
         expected = column(11, 22, 33)
-        state = column(0, 0, 0, 0, 0)
-        args = (one.fileno(), *columns, statuses(2, 0), message, np.zeros(6, np.int64), expected)
+        state = column(0, 0, 0, 0, 0, 0)
+        none, iov = np.zeros((0, 2), np.int64), np.zeros(6, np.int64)
+        args = (one.fileno(), *columns, statuses(2, 0), none, message, iov, expected)
         assert (
             int(kernels.exchange(*args, 0, 0, 2, state)) == 11
         )  # EAGAIN: the reply is not there yet
-        heard = np.zeros_like(message)
-        assert int(kernels.take_request(other.fileno(), heard, 0, column(0, 0, 0, 0, 0))) == 0
+        heard, fixed = np.zeros_like(message), np.zeros(moving.FIXED_WORDS, np.int64)
+        assert int(kernels.take_request(other.fileno(), heard, fixed, column(0, 0, 0, 0, 0))) == 0
         assert heard[moving.COLUMNS_AT :].tolist() == [5, 9, 30, 4]
         data = np.arange(34, dtype=np.uint8)
         other.send(column(11, 22, 33, 34, 0).tobytes() + data[:10].tobytes())
@@ -259,7 +260,7 @@ def test_exchange_and_take_request_are_two_ends_of_one_message(kernels):
         # A count that the body length contradicts is not believed.
         one.send(column(0, 16, 0, 0, 0, 0, 1 << 40).tobytes())
         other.recv(88)
-        code = kernels.take_request(other.fileno(), heard, 0, column(0, 0, 0, 0, 0))
+        code = kernels.take_request(other.fileno(), heard, fixed, column(0, 0, 0, 0, 0))
         assert int(code) == kernels.UNEXPECTED
 
 

@@ -29,6 +29,7 @@ import numpy as np
 import xxhash
 
 from transfer_engine.base import CANCELLED, REFUSED, Batch
+from transfer_engine.errors import InvalidArgumentError
 from transfer_engine.staging import windows
 
 if TYPE_CHECKING:
@@ -301,6 +302,12 @@ class _DeviceMove:
         """Move one window between the segment and staging memory."""
         batch = self._batch
         batch.remaining_s(self._target.name)
+        if batch.rights is not None and (window.lengths != batch.lengths[window.owners]).any():
+            raise InvalidArgumentError(
+                f"a request by a right moves whole, and staging memory has "
+                f"{self._device.pool.piece_bytes} bytes",
+                advice="copy it to memory of the host, and move that",
+            )
         statuses = batch.statuses[window.owners]
         part = Batch(
             batch.operation,
@@ -313,12 +320,16 @@ class _DeviceMove:
             bad=int(np.count_nonzero(statuses)),
             fence=batch.fence,
             cancel=batch.cancel,
+            rights=None if batch.rights is None else batch.rights[window.owners],
+            receipts=None if batch.receipts is None else batch.receipts[window.owners],
         )
         batch.interrupt = part.stop
         self._transport.move(self._target, part)
         batch.interrupt = None
         failed = part.statuses != 0
         batch.statuses[window.owners[failed]] = part.statuses[failed]
+        if batch.receipts is not None and part.receipts is not None:
+            batch.receipts[window.owners] = part.receipts
         if batch.checksums is not None:
             self._hash(window, piece, batch.checksums)
 

@@ -45,16 +45,25 @@ REPLY_WORDS = 5
 REQUEST_WORDS = 7
 COLUMNS_AT = REPLY_WORDS + REQUEST_WORDS
 
+# A request has its offsets and lengths as columns; one that shows rights, tags and stamps as well.
+PLAIN_COLUMNS = 2
+SHOWN_COLUMNS = 4
+SHOWN = 2 << 48
+"""By how much the first word is more where rights are shown: its upper 16 bits are the opcode."""
+
 # Words of what is the same in all messages of a protocol: the first word of requests and replies
 # by operation, body lengths without columns, a limit.
 ASK_READ, ASK_WRITE, TOLD_READ, TOLD_WRITE, REPLY_BODY, REQUEST_BODY, DATA_MAX = range(7)
 FIXED_WORDS = 7
 
+# The reply to a write by rights comes where the columns were, with its receipts: as one piece.
+RECEIPTS_AT = COLUMNS_AT + REPLY_WORDS
+
 # What `exchange_one` works in: a message of one request, those words, and room for the rest.
-_FIXED_AT = COLUMNS_AT + 2
+_FIXED_AT = RECEIPTS_AT + 1
 _EXPECTED_AT = _FIXED_AT + FIXED_WORDS
 _ONE_AT = _EXPECTED_AT + 3
-_IOV_AT = _ONE_AT + 3
+_IOV_AT = _ONE_AT + 5
 ALONE_WORDS = _IOV_AT + 4
 ALONE_FIXED = slice(_FIXED_AT, _EXPECTED_AT)
 
@@ -242,15 +251,41 @@ def move_iov(fd, iov, receive, state):
 
 
 @njit(cache=True, nogil=True)
-def _fill(fd, address, length, spins, state):
-    """Receive until state[2] reaches length; returns as `move_iov` does.
+def move_some(fd, iov, receive, most, state):
+    """Do what `move_iov` does for `most` bytes at most, so that the time may be looked at. O(n)."""
+    last, at, taken = state[1], state[0], np.int64(0)
+    while at < last and taken + iov[2 * at + 1] <= most:
+        taken += iov[2 * at + 1]
+        at += 1
+    if at == last or taken == most:
+        state[1] = at
+        code = move_iov(fd, iov, receive, state)
+        state[1] = last
+        return code
+    rest = iov[2 * at + 1] - (most - taken)
+    iov[2 * at + 1] = most - taken
+    state[1] = at + 1
+    code = move_iov(fd, iov, receive, state)
+    state[1] = last
+    if state[0] > at:  # all of the part: its entry is the rest now
+        state[0] = at
+        iov[2 * at] += most - taken
+        iov[2 * at + 1] = rest
+    else:
+        iov[2 * at + 1] += rest
+    return code
+
+
+@njit(cache=True, nogil=True)
+def _fill(fd, address, least, length, spins, state):
+    """Receive until state[2] reaches `least`, `length` at most; returns as `move_iov` does.
 
     Looks `spins` times before it sleeps, leaving the processor to others in between: waking up
     takes longer than what is waited for. state[4] is 1 if that helped. On a busy machine each time
     it leaves the processor may take milliseconds, so looking ends after _SPIN_NS_MAX, too: the
     deadline is kept by the sleep alone.
     """
-    if state[2] < length:
+    if state[2] < least:
         state[4] = 0
         moved = np.int64(-1)
         until = np.int64(0)
@@ -267,38 +302,68 @@ def _fill(fd, address, length, spins, state):
                     break
             _sched_yield()
         if moved < 0:
-            moved = _recv(fd, address + state[2], length - state[2], _MSG_WAITALL)
+            how = _MSG_WAITALL if least == length else 0
+            moved = _recv(fd, address + state[2], length - state[2], how)
         if moved < 0:
             return last_errno()
         if moved == 0:
             return np.int64(PEER_CLOSED)
         state[2] += moved
-        if state[2] < length:
+        if state[2] < least:
             return np.int64(MOVED_PART)
     return np.int64(MOVED_ALL)
 
 
 @njit(cache=True, nogil=True)
+def _hear(fd, message, receipts, spins, state):
+    """Receive the reply header to message[:REPLY_WORDS], and so many receipts if they came with it.
+
+    Those follow at RECEIPTS_AT; state[5] is how many bytes came after the header. Returns as
+    `move_iov`. O(1).
+    """
+    head = 8 * REPLY_WORDS
+    if receipts == 0:
+        return _fill(fd, message.ctypes.data, head, head, spins, state)
+    address = message.ctypes.data + 8 * COLUMNS_AT
+    code = _fill(fd, address, head, head + 8 * receipts, spins, state)
+    if code == MOVED_ALL:
+        state[5] = state[2] - head
+        for word in range(REPLY_WORDS):
+            message[word] = message[COLUMNS_AT + word]
+    return code
+
+
+@njit(cache=True, nogil=True)
 def exchange(
-    fd, offsets, lengths, addresses, statuses, message, iov, expected, writing, apart, spins, state
-):
+    fd, offsets, lengths, addresses, statuses, rights, message, iov, expected, writing, apart,
+    spins, state,
+):  # fmt: skip
     """Run one request of a client from its columns to its data, as far as nothing unusual comes.
 
-    message: the request header is set, its columns are filled here; iov: room for n + 1 entries.
-    expected: the words 0..2 of the reply to a batch that succeeds in full. state: as `move_iov`,
-    then [phase, whether spinning helped]; all zero at the start. Phases: 0 start, 1 sending, 2
-    waiting for the reply header, 3 receiving data, 4 done. apart: 1 leaves the data to the caller:
-    it stops with MOVED_ALL where data comes, before phase 2 or 3. spins: see `_fill`. Returns as
+    rights: no rows, or n of (tag, stamp), as int64[n, 2]; the receipts of a write then come to
+    RECEIPTS_AT. message: the request header is set, its columns are filled here; iov: room for
+    n + 1 entries. expected: the words 0..2 of the reply to a batch that succeeds in full. state: as
+    `move_iov`, then [phase, whether spinning helped, bytes ahead]; all zero at the start. Phases: 0
+    start, 1 sending, 2 waiting for the reply header, 3 receiving data, 4 done. apart: 1 leaves the
+    data to the caller: it stops with MOVED_ALL where data comes, before phase 2 or 3. spins: see
+    `_fill`. Returns as
     `move_iov`, or UNEXPECTED with the reply header in message[:REPLY_WORDS] and nothing of what
-    follows it received. O(n).
+    follows it received but the bytes ahead, which are at RECEIPTS_AT. O(n).
     """
     count = offsets.size
+    receipts = count if writing != 0 and rights.size > 0 else 0
     if state[3] == 0:
         for i in range(count):
             message[COLUMNS_AT + i] = offsets[i]
             message[COLUMNS_AT + count + i] = lengths[i]
         iov[0] = message.ctypes.data + 8 * REPLY_WORDS
-        iov[1] = 8 * (REQUEST_WORDS + 2 * count)
+        columns = PLAIN_COLUMNS
+        if rights.size > 0:
+            columns = SHOWN_COLUMNS
+            for i in range(count):
+                message[COLUMNS_AT + 2 * count + i] = rights[i, 0]
+                message[COLUMNS_AT + 3 * count + i] = rights[i, 1]
+        iov[1] = 8 * (REQUEST_WORDS + columns * count)
         entries = 0
         if writing != 0 and apart == 0:
             entries, _ = build_iov(0, addresses, lengths, statuses, iov[2:], 0, 0)
@@ -311,12 +376,16 @@ def exchange(
         if writing != 0 and apart != 0:
             return code
     if state[3] == 2:
-        code = _fill(fd, message.ctypes.data, 8 * REPLY_WORDS, spins, state)
+        code = _hear(fd, message, receipts, spins, state)
         if code != MOVED_ALL:
             return code
         entries, asked = 0, 0
         if writing == 0:
             entries, asked = build_iov(0, addresses, lengths, statuses, iov, 0, 0)
+        elif state[5] < 8 * receipts:
+            iov[0] = message.ctypes.data + 8 * RECEIPTS_AT + state[5]
+            iov[1] = 8 * receipts - state[5]
+            entries = 1
         for word in range(3):
             if message[word] != expected[word]:
                 return np.int64(UNEXPECTED)
@@ -335,56 +404,80 @@ def exchange(
 
 @njit(cache=True, nogil=True)
 def exchange_one(
-    fd, room, low, high, number, fence, offset, length, address, writing, spins, state
+    fd, room, low, high, number, fence, offset, length, address, tag, stamp, writing, spins, state
 ):
     """Run a request that comes alone, its header included, as `exchange` does.
 
     room: ALONE_WORDS words, those at ALONE_FIXED set by the caller, the others used here; it begins
-    with the message. low, high: the uuid of the segment. state: as `exchange`. O(length).
+    with the message. low, high: the uuid of the segment. tag, stamp: the right; a stamp of 0 is
+    none. state: as `exchange`. O(length).
     """
     message = room[:_FIXED_AT]
     fixed = room[_FIXED_AT:_EXPECTED_AT]
     expected = room[_EXPECTED_AT:_ONE_AT]
     one = room[_ONE_AT:_IOV_AT]
+    shown = stamp != 0
     if state[3] == 0:
-        message[REPLY_WORDS] = fixed[ASK_WRITE] if writing != 0 else fixed[ASK_READ]
-        message[REPLY_WORDS + 1] = fixed[REQUEST_BODY] + 16
+        more = SHOWN if shown else 0
+        columns = SHOWN_COLUMNS if shown else PLAIN_COLUMNS
+        message[REPLY_WORDS] = more + (fixed[ASK_WRITE] if writing != 0 else fixed[ASK_READ])
+        message[REPLY_WORDS + 1] = fixed[REQUEST_BODY] + 8 * columns
         message[REPLY_WORDS + 2] = number
         message[REPLY_WORDS + 3] = low
         message[REPLY_WORDS + 4] = high
         message[REPLY_WORDS + 5] = fence
         message[REPLY_WORDS + 6] = 1
-        expected[0] = fixed[TOLD_WRITE] if writing != 0 else fixed[TOLD_READ]
-        expected[1] = fixed[REPLY_BODY]
+        expected[0] = more + (fixed[TOLD_WRITE] if writing != 0 else fixed[TOLD_READ])
+        expected[1] = fixed[REPLY_BODY] + (8 if shown and writing != 0 else 0)
         expected[2] = number
         one[0] = offset
         one[1] = length
         one[2] = address
+        one[3] = tag
+        one[4] = stamp
     statuses = np.zeros(1, dtype=np.int32)
+    right = one[3:5].reshape((1, 2))
     return exchange(
-        fd, one[:1], one[1:2], one[2:], statuses, message, room[_IOV_AT:], expected, writing, 0,
-        spins, state,
+        fd, one[:1], one[1:2], one[2:3], statuses, right if shown else right[:0], message,
+        room[_IOV_AT:], expected, writing, 0, spins, state,
     )  # fmt: skip
 
 
 @njit(cache=True, nogil=True)
-def take_request(fd, message, fixed_bytes, state):
+def columns_bytes(message, fixed):
+    """Return the bytes of the columns of the request whose header came; -1 if they do not fit.
+
+    That is where the count does not match the body length, or needs a larger message array. O(1).
+    """
+    count = message[COLUMNS_AT - 1]
+    body = message[REPLY_WORDS + 1] & 0xFFFFFFFF
+    plain = message[REPLY_WORDS] - SHOWN
+    shown = plain == fixed[ASK_READ] or plain == fixed[ASK_WRITE]
+    columns = SHOWN_COLUMNS if shown else PLAIN_COLUMNS
+    if count < 0 or count > (message.size - COLUMNS_AT) // columns:
+        return np.int64(-1)
+    nbytes = 8 * columns * count
+    return nbytes if body == fixed[REQUEST_BODY] + nbytes else np.int64(-1)
+
+
+@njit(cache=True, nogil=True)
+def take_request(fd, message, fixed, state):
     """Receive the header of a request and its columns, if the header is one that fits.
 
-    fixed_bytes: what the body holds besides columns. state: as `move_iov`, then [phase]; all zero
-    at the start. Returns as `move_iov`, or UNEXPECTED when the count does not match the body
-    length or needs a larger message array; nothing after the header is received then. O(1).
+    fixed: the words that are the same in all messages of a protocol. state: as `move_iov`, then
+    [phase]; all zero at the start. Returns as `move_iov`, or UNEXPECTED when the columns do not
+    fit: nothing after the header is received then. O(1).
     """
     if state[3] == 0:
-        code = _fill(fd, message.ctypes.data + 8 * REPLY_WORDS, 8 * REQUEST_WORDS, 0, state)
+        head = 8 * REQUEST_WORDS
+        code = _fill(fd, message.ctypes.data + 8 * REPLY_WORDS, head, head, 0, state)
         if code != MOVED_ALL:
             return code
         state[2], state[3] = 0, 1
-    count = message[COLUMNS_AT - 1]
-    body = message[REPLY_WORDS + 1] & 0xFFFFFFFF
-    if count < 0 or count > (message.size - COLUMNS_AT) // 2 or body != fixed_bytes + 16 * count:
+    nbytes = columns_bytes(message, fixed)
+    if nbytes < 0:
         return np.int64(UNEXPECTED)
-    return _fill(fd, message.ctypes.data + 8 * COLUMNS_AT, 16 * count, 0, state)
+    return _fill(fd, message.ctypes.data + 8 * COLUMNS_AT, nbytes, nbytes, 0, state)
 
 
 def warmup() -> None:
@@ -405,20 +498,25 @@ def warmup() -> None:
     build_iov(address, column, length, statuses, iov, address, 8)
     message = np.zeros(COLUMNS_AT + 2, dtype=np.int64)
     expected = np.zeros(3, dtype=np.int64)
+    no_rights = np.zeros((0, 2), dtype=np.int64)
     one, other = socket.socketpair()
     with one, other:
         build_iov(address, column, length, statuses, iov, 0, 0)
         move_iov(one.fileno(), iov, 0, np.array([0, 1, 0, 0, 0], dtype=np.int64))
         build_iov(address, column, length, statuses, iov, 0, 0)
-        move_iov(other.fileno(), iov, 1, np.array([0, 1, 0, 0, 0], dtype=np.int64))
+        move_some(other.fileno(), iov, 1, 8, np.array([0, 1, 0, 0, 0], dtype=np.int64))
         other.send(bytes(8 * REPLY_WORDS))
         message[COLUMNS_AT - 1] = 1
         message[REPLY_WORDS + 1] = 16
-        state = np.zeros(5, dtype=np.int64)
+        state = np.zeros(6, dtype=np.int64)
         exchange(
-            one.fileno(), column, column, starts, statuses, message, iov, expected, 0, 0, 1, state
-        )
-        take_request(other.fileno(), message, 0, np.zeros(5, dtype=np.int64))
+            one.fileno(), column, column, starts, statuses, no_rights, message, iov, expected, 0,
+            0, 1, state,
+        )  # fmt: skip
+        fixed = np.zeros(FIXED_WORDS, dtype=np.int64)
+        take_request(other.fileno(), message, fixed, np.zeros(5, dtype=np.int64))
         other.send(bytes(8 * REPLY_WORDS))
         room = np.zeros(ALONE_WORDS, dtype=np.int64)
-        exchange_one(one.fileno(), room, 0, 0, 0, 0, 0, 4, address, 0, 1, np.zeros_like(state))
+        exchange_one(
+            one.fileno(), room, 0, 0, 0, 0, 0, 4, address, 0, 0, 0, 1, np.zeros_like(state)
+        )

@@ -368,5 +368,49 @@ def _finish_streaming_compiled():
     return lambda: _fence_llvm()
 
 
+def take_word(address):
+    """Make the word at an address 1 if it is 0; whether it was. A lock, with `leave_word`."""
+    word = ctypes.c_int64.from_address(int(address))
+    free = word.value == 0
+    if free:
+        word.value = 1
+    return free
+
+
+@intrinsic
+def _take_word_llvm(_typing, address):
+    def codegen(_context, builder, _signature, arguments):
+        pointer = builder.inttoptr(arguments[0], _POINTER)
+        taken = builder.cmpxchg(pointer, _I64(0), _I64(1), "acquire", "monotonic")
+        return builder.extract_value(taken, 1)
+
+    return types.boolean(types.int64), codegen
+
+
+@overload(take_word)
+def _take_word_compiled(address):
+    return lambda address: _take_word_llvm(address)
+
+
+def leave_word(address):
+    """Make the word at an address 0 again, after all that was stored before."""
+    ctypes.c_int64.from_address(int(address)).value = 0
+
+
+@intrinsic
+def _leave_word_llvm(_typing, address):
+    def codegen(context, builder, _signature, arguments):
+        pointer = builder.inttoptr(arguments[0], _POINTER)
+        builder.atomic_rmw("xchg", pointer, _I64(0), "release")
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@overload(leave_word)
+def _leave_word_compiled(address):
+    return lambda address: _leave_word_llvm(address)
+
+
 def warmup() -> None:
     """Nothing to call: all of it is compiled into the kernels that use it."""

@@ -97,5 +97,6 @@ def tags_of(key_low, key_high, offsets, lengths, kind, stamps, out):
 def warmup() -> None:
     """Compile every kernel for the argument types used in production."""
     column = np.zeros(1, dtype=np.int64)
+    end_of(stamp_of(0, 0))
     tag_of(0, 1, 0, 8, READ, 0)
     tags_of(0, 1, column, column, WRITE, column, column)

@@ -52,7 +52,7 @@ _WINDOW_BYTES = 4 * (RECORD_BYTES + _SPARE_BYTES)
 ROOM_BYTES = 2 * _WINDOW_BYTES
 """Large beside a system call, small beside a second-level cache. Half of it is sealed at a time, so
 that the other end opens that while more is sealed."""
-_TURNS_MAX = 512
+_TURN_NS = 10_000_000
 _SPIN_NS_MAX = 1_000_000
 _LOOKS_PER_CLOCK = 8
 
@@ -191,9 +191,11 @@ def send_sealed(fd, iov, words, calls, room, state):
     """Seal the iovecs state[0]..state[1], and send what is sealed, through a blocking socket.
 
     Returns as `move_iov`; UNEXPECTED where the cipher fails; MOVED_PART now and then, because a
-    peer that keeps up would keep a deadline from being looked at. O(bytes).
+    peer that takes some each time would keep a deadline from being looked at. O(bytes).
     """
-    for _ in range(_TURNS_MAX):
+    clock = np.empty(2, dtype=np.int64)
+    until = now_ns(clock) + _TURN_NS
+    while True:
         if words[BEGIN] == words[END]:
             words[BEGIN] = 0
             words[END] = 0
@@ -207,9 +209,8 @@ def send_sealed(fd, iov, words, calls, room, state):
         if moved < 0:
             return last_errno()
         words[BEGIN] += moved
-        if words[BEGIN] < words[END]:
+        if words[BEGIN] < words[END] or now_ns(clock) >= until:
             return np.int64(MOVED_PART)
-    return np.int64(MOVED_PART)
 
 
 @njit(cache=True, nogil=True)
@@ -318,7 +319,9 @@ def receive_sealed(fd, iov, words, calls, room, spins, state):
     if it was. Returns as `send_sealed`, UNEXPECTED as `unseal`. O(bytes).
     """
     state[4] = np.int64(spins > 0)
-    for _ in range(_TURNS_MAX):
+    clock = np.empty(2, dtype=np.int64)
+    until = now_ns(clock) + _TURN_NS
+    while True:
         code = unseal(iov, words, calls, room, state)
         if code != MOVED_PART:
             return code
@@ -332,7 +335,8 @@ def receive_sealed(fd, iov, words, calls, room, spins, state):
         if moved == 0:
             return np.int64(PEER_CLOSED)
         words[END] += moved
-    return np.int64(MOVED_PART)
+        if now_ns(clock) >= until:
+            return unseal(iov, words, calls, room, state)
 
 
 def warmup() -> None:

@@ -69,7 +69,10 @@ def move_sliced(routes: Routes, batch: Batch, threads: ThreadPoolExecutor) -> No
     if batch.bad:
         # Requests that were refused here are not moved, whatever length they name.
         lengths = np.where(batch.statuses == 0, lengths, 0)
-    slices = cut(batch.offsets, lengths, batch.addresses, _slice_bytes(routes, batch.total_bytes))
+    slices = cut(
+        batch.offsets, lengths, batch.addresses, _slice_bytes(routes, batch.total_bytes),
+        whole=batch.rights is not None,
+    )  # fmt: skip
     counts = np.diff(np.append(slices.firsts, slices.lengths.size))
     pieces = np.repeat(batch.statuses, counts)
     _Run(routes, batch, slices, pieces).run(threads)
@@ -236,6 +239,10 @@ class _Slice:
             run._batch.fence,
             cancel=run._batch.cancel,
         )
+        if run._batch.rights is not None:  # whole requests are pieces then
+            self._batch.rights = run._batch.rights[pieces]
+        if run._batch.receipts is not None:
+            self._batch.receipts = run._batch.receipts[pieces]
 
     def interrupt(self) -> None:
         """Wake the worker from its system call, from any thread."""

@@ -43,12 +43,21 @@ class Slices:
         return slice(int(self.bounds[number]), int(self.bounds[number + 1]))
 
 
-def cut(offsets: Columns, lengths: Columns, addresses: Columns, slice_bytes: int) -> Slices:
-    """Cut checked requests (no negative length) into slices."""
+def cut(
+    offsets: Columns,
+    lengths: Columns,
+    addresses: Columns,
+    slice_bytes: int,
+    *,
+    whole: bool = False,
+) -> Slices:
+    """Cut checked requests (no negative length) into slices, or only between requests (`whole`)."""
     if slice_bytes <= 0:
         raise ValueError(f"slices of {slice_bytes} bytes")
     tail = lengths % slice_bytes
     counts = np.maximum(1, lengths // slice_bytes + (tail > slice_bytes // 4))
+    if whole:
+        counts = np.ones_like(lengths)
     firsts = np.cumsum(counts) - counts
     if counts.size and int(counts.max()) > 1:
         origin = np.repeat(np.arange(counts.size), counts)

@@ -95,8 +95,10 @@ def thp_policy() -> str:
 @functools.cache
 def load_kernels() -> None:
     """Load or compile the kernels now, once, so that no deadline ever runs while that happens."""
-    from transfer_engine.kernels import moving, serving, stream
+    from transfer_engine.kernels import moving, rights, serving, stream, used_rights
 
+    rights.warmup()
+    used_rights.warmup()
     moving.warmup()
     serving.warmup()
     stream.warmup()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transfer_engine.notify import PeerService
     from transfer_engine.rpc.reached import Reached
     from transfer_engine.segments.mapping import Mapping
+    from transfer_engine.transports.guarding import Guard
     from transfer_engine.transports.reachable import Tables
     from transfer_engine.wire.keyring import Keyring
 
@@ -63,6 +64,9 @@ class Owner(Protocol):
 
     def find(self, uuid: bytes) -> Served | None:
         """Return a published segment."""
+
+    def guard_of(self, uuid: bytes) -> Guard | None:
+        """Return what guards a published segment, if it is guarded."""
 
     def permits(self, access: Access) -> bool | NDArray[np.bool_]:
         """Say whether, or which requests of, an access may proceed."""

@@ -124,7 +124,7 @@ class RdmaServer:
                         body = self._join(nic, pair, offer, link.peer)
                     elif frame.opcode == OPEN.opcode and nic is not None:
                         ask = OPEN.request.unpack(frame.body)
-                        body = OPEN.reply.pack(self._grant(nic, ask, link.peer))
+                        body = OPEN.reply.pack(self._grant(nic, ask, link))
                     else:
                         raise RemoteProtocolError(
                             f"opcode {frame.opcode:#06x} came out of turn", peer=link.peer
@@ -160,13 +160,20 @@ class RdmaServer:
         _log.debug("joined %s and %s of %s", own, offer, peer)
         return CONNECT.reply.pack(msgspec.structs.replace(own, mtu=mtu, reads=reads))
 
-    def _grant(self, nic: Nic, ask: Ask, peer: str) -> Grant:
-        """Judge who asks for a segment and return its key on this card."""
+    def _grant(self, nic: Nic, ask: Ask, link: Link) -> Grant:
+        """Judge who asks for a segment and return its key on this card.
+
+        Who has to show rights for it gets none: a card asks for no rights.
+        """
+        peer = link.peer
         with self._lock:
             served = self._served.get(ask.uuid)
             if served is None:
                 raise error_of(UNKNOWN_SEGMENT, operation="open", peer=peer)
             segment = served.segment
+            guard = self._owner.guard_of(ask.uuid)
+            if guard is not None and guard.asks(link.peer_words):
+                raise error_of(REFUSED, operation="open", peer=peer)
             writable = ask.writable and segment.writable
             writable = writable and may_open(self._owner, peer, Operation.WRITE, segment)
             if not writable and not may_open(self._owner, peer, Operation.READ, segment):

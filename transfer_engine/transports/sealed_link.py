@@ -32,7 +32,6 @@ from transfer_engine.transports.stream import (
     REPLY,
     REQUEST,
     REQUEST_AT,
-    REQUEST_BODY_BYTES,
     SEED,
     Link,
 )
@@ -135,7 +134,7 @@ class SealedLink(Link):
     def receive(self, target: memoryview) -> None:
         """Fill a buffer. Raises PeerLostError at the end of the stream, TransferTimeoutError."""
         records = self._seal.records
-        if records is not None:
+        if records is not None and len(target):
             at = int(np.frombuffer(target, dtype=np.uint8).ctypes.data)
             self._carry(records, self.lead((at, len(target))), receive=True)
             return
@@ -155,7 +154,7 @@ class SealedLink(Link):
             self._carry(records, count, receive=receive)
             return
         state, iov = self._state, self._iov
-        state[:] = (0, count, 0, 0, 0, 0)
+        self._begin(count)
         while state[0] < count:
             address, length = iov[2 * state[0] : 2 * state[0] + 2].tolist()
             if length >= _WINDOW_BYTES:
@@ -173,7 +172,7 @@ class SealedLink(Link):
 
     def _carry(self, records: Records, count: int, *, receive: bool, taking: int = 0) -> None:
         """Do what `move` does; the other end takes so many bytes before it sends any."""
-        self._state[:] = (0, count, 0, 0, 0, 0)
+        self._begin(count)
         way, calls = records.inward if receive else records.outward, records.calls
         if receive:
             spins = self._spins(taking)
@@ -214,23 +213,29 @@ class SealedLink(Link):
         """
         self._check_fresh()
         lengths, addresses, sums = batch.lengths, batch.addresses, batch.checksums
-        writing = batch.writing
+        writing, columns = batch.writing, moving.PLAIN_COLUMNS
         for column, given in zip(self.columns(lengths.size), (batch.offsets, lengths), strict=True):
             column[:] = given
+        if batch.rights is not None:
+            columns = moving.SHOWN_COLUMNS
+            for column, given in zip(self.shown(lengths.size), batch.rights.T, strict=True):
+                column[:] = given
+        request = self._request(lengths.size, columns)
         if sums is not None and writing:
             xxh3.xxh3_64_ranges(addresses, lengths, SEED, sums)
         asked = 0
         if writing:
-            lead = (self._request(lengths.size),)
-            entries, _ = self.entries(0, addresses, lengths, batch.statuses, lead=lead)
+            entries, _ = self.entries(0, addresses, lengths, batch.statuses, lead=(request,))
         else:
-            entries = self.lead(self._request(lengths.size))
+            entries = self.lead(request)
         self.move(entries, receive=False)
         self._hear_reply(batch.total_bytes if writing and lengths.size == 1 else 0)
         if not writing:
             entries, asked = self.entries(0, addresses, lengths, batch.statuses)
         if not self._as_expected(expected, asked):
             return False
+        if batch.receipts is not None:
+            self.receive(batch.receipts.data.cast("B"))
         if not writing:
             self.move(entries, receive=True)
             if sums is not None:
@@ -243,6 +248,7 @@ class SealedLink(Link):
         number: int,
         fence: int,
         place: tuple[int, int, int],
+        right: tuple[int, int],
         *,
         writing: bool,
     ) -> bool:
@@ -251,16 +257,25 @@ class SealedLink(Link):
         offset, length, address = place
         ask = moving.ASK_WRITE if writing else moving.ASK_READ
         tell = moving.TOLD_WRITE if writing else moving.TOLD_READ
-        self.message[_REQUEST_WORDS] = (
-            FIXED[ask], FIXED[moving.REQUEST_BODY] + 16, number, *uuid, fence, 1,
+        more, columns = (moving.SHOWN, (offset, length, *right)) if right[1] else (
+            0, (offset, length)
         )  # fmt: skip
-        self.message[moving.COLUMNS_AT : moving.COLUMNS_AT + 2] = offset, length
+        self.message[_REQUEST_WORDS] = (
+            FIXED[ask] + more, FIXED[moving.REQUEST_BODY] + 8 * len(columns), number, *uuid, fence,
+            1,
+        )  # fmt: skip
+        self.message[moving.COLUMNS_AT : moving.COLUMNS_AT + len(columns)] = columns
         data = (address, length)
-        self.move(self.lead(self._request(1), *((data,) if writing else ())), receive=False)
+        request = self._request(1, len(columns))
+        self.move(self.lead(request, *((data,) if writing else ())), receive=False)
         self._hear_reply(length if writing else 0)
-        expected = np.array([FIXED[tell], FIXED[moving.REPLY_BODY], number], dtype=np.int64)
+        told = self._alone[moving.RECEIPTS_AT :][: int(writing and more > 0)]
+        expected = np.array(
+            [FIXED[tell] + more, FIXED[moving.REPLY_BODY] + told.nbytes, number], dtype=np.int64
+        )
         if not self._as_expected(expected, 0 if writing else length):
             return False
+        self.receive(told.data.cast("B"))
         if not writing:
             self.move(self.lead(data), receive=True)
         return True
@@ -270,9 +285,9 @@ class SealedLink(Link):
         if self._seal.spent:
             raise self._lost("its keys have sealed enough")
 
-    def _request(self, count: int) -> tuple[int, int]:
+    def _request(self, count: int, columns: int) -> tuple[int, int]:
         """Where the request of so many ranges lies."""
-        return self.address + REQUEST_AT, REQUEST.size + 16 * count
+        return self.address + REQUEST_AT, REQUEST.size + 8 * columns * count
 
     def _as_expected(self, expected: Columns, asked: int) -> bool:
         """Whether the reply that came promises what was asked for."""
@@ -289,12 +304,10 @@ class SealedLink(Link):
             self.expect_progress()
             self._take()
         self.receive(head[begun:])
-        count = int(self.message[moving.COLUMNS_AT - 1])
-        body = int(self.message[moving.REPLY_WORDS + 1]) & 0xFFFF_FFFF
-        room = (self.message.size - moving.COLUMNS_AT) // 2
-        if not 0 <= count <= room or body != REQUEST_BODY_BYTES + 16 * count:
+        nbytes = moving.columns_bytes(self.message, FIXED)
+        if nbytes < 0:
             return False
-        self.receive(self.view[COLUMNS_AT : COLUMNS_AT + 16 * count])
+        self.receive(self.view[COLUMNS_AT : COLUMNS_AT + nbytes])
         return True
 
     def serve(self, table: Reachable) -> bool | None:

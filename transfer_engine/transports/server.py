@@ -28,6 +28,7 @@ from transfer_engine.rpc.address import Address, check_private
 from transfer_engine.rpc.reached import Reached
 from transfer_engine.segments.mapping import host_identity, load_kernels
 from transfer_engine.segments.memory import check_name
+from transfer_engine.transports.guarding import Guard
 from transfer_engine.transports.rdma_server import RdmaServer
 from transfer_engine.transports.reachable import Tables
 from transfer_engine.transports.shm_server import ShmServer
@@ -88,6 +89,7 @@ class TransferServer:
         self._authorize = authorize
         self._segments: dict[bytes, Served] = {}
         self._described: dict[bytes, SegmentDescriptor] = {}
+        self._guards: dict[bytes, Guard] = {}
         self.peer_service = PeerService(self, os.getpid(), host_identity())
         self._lock = threading.Lock()
         self.tables = Tables()
@@ -134,13 +136,37 @@ class TransferServer:
         """The Unix socket that descriptors name."""
         return None if self._shm is None else self._shm.address
 
-    def publish(self, segment: Served, *, name: str | None = None) -> SegmentDescriptor:
-        """Serve a segment from now on, by default under its own name; return how to reach it."""
+    @property
+    def clock_offset_ms(self) -> int:
+        """By how many ms the clock by which rights end is before that of this machine."""
+        return self.tables.clock_offset_ms
+
+    @clock_offset_ms.setter
+    def clock_offset_ms(self, offset_ms: int) -> None:
+        self.tables.clock_offset_ms = offset_ms
+
+    def publish(
+        self, segment: Served, *, name: str | None = None, key: bytes = b"", namespace: str = ""
+    ) -> SegmentDescriptor:
+        """Serve a segment from now on, by default under its own name; return how to reach it.
+
+        With a key, 16 bytes, it is guarded: over tcp who proved a credential below a worker's reads
+        and writes it only by rights made with that key (`kernels.rights`), or unasked if it is
+        declared for a namespace of that credential. shm and rdma give the whole segment or nothing:
+        shm asks the user, rdma gives it to whoever need show no rights.
+        """
         name = segment.name if name is None else name
         check_name(name)
+        guard = Guard.of(key, namespace)
         with self._lock:
-            if self._segments.setdefault(segment.uuid, segment) is not segment:
+            if self._segments.get(segment.uuid, segment) is not segment:
                 raise AlreadyExistsError(f"another segment with the uuid of {segment!r} is served")
+            # Before the segment: whoever finds that asks for its guard next.
+            if guard is not None:
+                self._guards[segment.uuid] = guard
+            else:
+                self._guards.pop(segment.uuid, None)
+            self._segments[segment.uuid] = segment
         lender = self._shm if segment.lent_as else None
         tcp = self._tcp
         rdma = self.rdma is not None and self.rdma.publish(segment)
@@ -167,7 +193,8 @@ class TransferServer:
 
     def _tabulate(self) -> None:
         """Tell the loops that serve memory what there is. Held: the lock."""
-        self.tables.replace(self._segments.values() if self._authorize is None else ())
+        served = self._segments.values() if self._authorize is None else ()
+        self.tables.replace(served, self._guards)
 
     def withdraw(self, segment: Served, *, timeout_s: float = 5.0) -> None:
         """Stop serving a segment; return when no connection moves bytes of it any more.
@@ -186,6 +213,9 @@ class TransferServer:
             self.rdma.withdraw(segment.uuid)
         for server in self._listeners():
             server.quiesce(segment.uuid, timeout_s)
+        with self._lock:
+            if segment.uuid not in self._segments:  # nor is it served anew
+                self._guards.pop(segment.uuid, None)
 
     def described(self) -> list[SegmentDescriptor]:
         """Return the descriptors of everything that is published, in the order of publishing."""
@@ -214,6 +244,10 @@ class TransferServer:
     def find(self, uuid: bytes) -> Served | None:
         """Return a published segment."""
         return self._segments.get(uuid)
+
+    def guard_of(self, uuid: bytes) -> Guard | None:
+        """Return what guards a published segment, if it is guarded."""
+        return self._guards.get(uuid)
 
     def permits(self, access: Access) -> bool | NDArray[np.bool_]:
         """Ask the access hook. A hook that fails or answers nonsense refuses."""

@@ -11,6 +11,12 @@ The frame is the one of `wire.frame`; its body ends before the data, whose lengt
 packed int64 columns, statuses packed int32 and present only when a request was refused: a refused
 request of a read has no data, the data of a refused request of a write is thrown away.
 
+Requests that show rights (`kernels.rights`) have opcodes of their own. They have two columns more,
+the tags and the stamps, and the reply to a write has one, the receipts, behind the statuses:
+
+    request  ...  offsets  lengths  tags  stamps  [data of a write]
+    reply    ...  [statuses]  [receipts of a write]  [data of a read]
+
 Data goes from registered memory to the socket and from the socket to registered memory, in one
 system call per 1024 ranges; Python touches the batch, never a request. Sockets are blocking, with
 kernel timeouts that follow the deadline; an interrupted call returns to Python, so signals work.
@@ -23,6 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import socket
 import struct
@@ -32,10 +39,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from transfer_engine.errors import PeerLostError, RemoteProtocolError, TransferTimeoutError
-from transfer_engine.kernels import moving, serving, stream, xxh3
+from transfer_engine.kernels import moving, serving, stream, used_rights, xxh3
 from transfer_engine.rpc.address import tune
 from transfer_engine.rpc.entrance import GROWTH_BYTES, tcp_bytes
 from transfer_engine.rpc.spinning import SPIN_NS
+from transfer_engine.transports.guarding import is_asked, namespace_word
 from transfer_engine.wire.frame import HEADER_BYTES, MAGIC, VERSION, VERSIONS, FrameDecoder
 from transfer_engine.wire.frame import REPLY as REPLY_FLAG
 from transfer_engine.wire.handshake import HANDSHAKE_LIMITS, Identity
@@ -54,10 +62,12 @@ __all__ = [
     "DATA_BYTES_MAX",
     "FIXED",
     "READ",
+    "READ_SHOWN",
     "REPLY",
     "REQUEST",
     "SEED",
     "WRITE",
+    "WRITE_SHOWN",
     "Link",
     "identity",
     "padded",
@@ -65,6 +75,8 @@ __all__ = [
 
 READ = 0x20
 WRITE = 0x21
+READ_SHOWN = 0x22
+WRITE_SHOWN = 0x23
 CALL = 0x28
 COUNT_MAX = 65_536
 """Most requests of one message; larger batches take several."""
@@ -100,6 +112,8 @@ FIXED = np.array(
     ],
     dtype=np.int64,
 )
+assert _first_word(0, READ) + moving.SHOWN == _first_word(0, READ_SHOWN)
+assert _first_word(0, WRITE) + moving.SHOWN == _first_word(0, WRITE_SHOWN)
 # About 300 us, as `SPIN_NS`: longer than waking a thread takes, shorter than anybody notices.
 _SPINS = 384
 # What an owner takes in the time of one spin, about.
@@ -113,7 +127,12 @@ _TIMEVAL = struct.Struct("@ll")
 SEED = np.uint64(0)
 _NO_LINGER = struct.pack("@ii", 1, 0)
 _ENDS = frozenset({moving.MOVED_ALL, moving.UNEXPECTED, serving.IDLE})
-_RETRY = frozenset({moving.MOVED_PART, errno.EINTR, errno.EAGAIN})
+_RETRY = frozenset({moving.MOVED_PART, serving.ENDING, errno.EINTR, errno.EAGAIN})
+# Rights mostly last longer than this, so what they let move needs no timeout of its own.
+_ASKED_WAIT_S = 1.0
+# Moved by Python between two looks at when rights end.
+_PIECE_BYTES = 4 << 20
+_NO_RIGHTS: Columns = np.zeros((0, 2), dtype=np.int64)
 
 
 def identity(role: str, instance: bytes = b"", features: tuple[str, ...] = ()) -> Identity:
@@ -130,15 +149,15 @@ class Link:
     """One data connection: a blocking socket, its deadline, and the iovecs of its batches.
 
     Used by one thread at a time; only `abort` may be called from another. Once `patience_s` is
-    set the deadline moves on with every `GROWTH_BYTES` (a server waits for progress); until then it
-    stands.
+    set the deadline moves on with every `GROWTH_BYTES` (a server waits for progress), but not past
+    the end of the rights by which bytes move; until then it stands.
     Raises PeerLostError, and closes the socket, when the peer is gone before it begins.
     """
 
     __slots__ = (
-        "_alone", "_armed_s", "_carried", "_fd", "_iov", "_penalty", "_rest", "_state", "address",
-        "deadline", "message", "naming", "patience_s", "peer", "read_only", "rights",
-        "sock", "view",
+        "_ahead", "_alone", "_armed_s", "_carried", "_ends", "_fd", "_iov", "_penalty", "_rest",
+        "_state", "_wait_s", "address", "deadline", "message", "naming", "patience_s", "peer",
+        "peer_words", "read_only", "rights", "sock", "view",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
@@ -155,6 +174,8 @@ class Link:
         self.sock = sock
         self.peer = peer
         self.deadline = 0.0
+        # When the rights end by which bytes move, as the deadline.
+        self._ends = math.inf
         self.grant(EVERYTHING)
         # The uuid of the segment that the owner is moving bytes of, zeros for none.
         self.naming: Columns = np.zeros(2, dtype=np.int64)
@@ -170,22 +191,31 @@ class Link:
         # Where `exchange_one` works.
         self._alone = np.zeros(moving.ALONE_WORDS, dtype=np.int64)
         self._alone[moving.ALONE_FIXED] = FIXED
+        # What a kernel received of what follows a reply header.
+        self._ahead = b""
         self.message: Columns = np.zeros(moving.COLUMNS_AT, dtype=np.int64)
         self.reserve(256)
 
     def grant(self, rights: Rights) -> None:
         """Note what the peer may do."""
+        asked = is_asked(rights)
+        names = rights.namespaces if asked else ()
         self.rights = rights
         self.read_only = rights.role < Role.WRITER
+        # What `kernels.serving` knows of the peer.
+        self.peer_words: Columns = np.array(
+            [asked, not self.read_only, 0, *map(namespace_word, names)], dtype=np.int64
+        )
+        self._wait_s = _ASKED_WAIT_S if asked else math.inf
 
-    def reserve(self, count: int) -> None:
+    def reserve(self, count: int, columns: int = moving.PLAIN_COLUMNS) -> None:
         """Make room for a message of `count` requests, keeping its header.
 
         Reply header, request header and columns lie in one array, at `address`.
         """
-        if self.message.size - moving.COLUMNS_AT >= 2 * count:
+        if self.message.size - moving.COLUMNS_AT >= columns * count:
             return
-        memory = np.zeros(moving.COLUMNS_AT + 2 * count, dtype=np.int64)
+        memory = np.zeros(moving.COLUMNS_AT + columns * count, dtype=np.int64)
         memory[: moving.COLUMNS_AT] = self.message[: moving.COLUMNS_AT]
         self.message = memory
         self.address = int(memory.ctypes.data)
@@ -196,10 +226,21 @@ class Link:
         middle = moving.COLUMNS_AT + count
         return self.message[moving.COLUMNS_AT : middle], self.message[middle : middle + count]
 
+    def shown(self, count: int) -> tuple[Columns, Columns]:
+        """Return the tags and stamps of a message that shows rights, as views."""
+        begin = moving.COLUMNS_AT + moving.PLAIN_COLUMNS * count
+        return self.message[begin : begin + count], self.message[begin + count : begin + 2 * count]
+
     def expect_progress(self) -> None:
-        """Start waiting anew, for `patience_s`."""
-        self.deadline = time.monotonic() + self.patience_s
+        """Start waiting anew, for `patience_s`, or until the rights end."""
+        self.deadline = min(time.monotonic() + self.patience_s, self._ends)
         self._carried = -1
+
+    def end_after(self, seconds: float) -> None:
+        """Move bytes for no longer than this, from now on, unless it is infinite."""
+        if seconds < math.inf or self._ends < math.inf:
+            self._ends = time.monotonic() + seconds
+            self.expect_progress()
 
     def _went_on(self) -> None:
         """Wait on if a message that was interrupted has moved enough since it was last."""
@@ -213,8 +254,10 @@ class Link:
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise TransferTimeoutError("the deadline passed", peer=self.peer)
+        left = min(left, self._wait_s)
         if not left / 4 <= self._armed_s <= left:
             self._armed_s = left * 0.75 if left > 0.02 else left
+            self.peer_words[serving.WAITS_MS] = int(self._armed_s * 1000)
             whole = int(self._armed_s)
             value = _TIMEVAL.pack(whole, max(1, int((self._armed_s - whole) * 1e6)))
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
@@ -223,6 +266,10 @@ class Link:
     def receive(self, target: memoryview) -> None:
         """Fill a buffer. Raises PeerLostError at the end of the stream, TransferTimeoutError."""
         done, size = 0, len(target)
+        if self._ahead:
+            done = min(size, len(self._ahead))
+            target[:done] = self._ahead[:done]
+            self._ahead = self._ahead[done:]
         while done < size:
             self._arm()
             try:
@@ -293,8 +340,19 @@ class Link:
 
     def move(self, count: int, *, receive: bool) -> None:
         """Send, or receive into, the first `count` iovecs. Raises as `receive` does."""
-        self._state[:] = (0, count, 0, 0, 0, 0)
-        self._drive(moving.move_iov, self._iov, 1 if receive else 0)
+        self._begin(count)
+        receiving = 1 if receive else 0
+        if self._ends == math.inf:
+            self._drive(moving.move_iov, self._iov, receiving)
+            return
+        while self._state[0] < count:
+            self._drive(moving.move_some, self._iov, receiving, _PIECE_BYTES)
+
+    def _begin(self, entries: int = 0, phase: int = 0) -> None:
+        """Set the state that kernels go on from."""
+        self._state[:] = 0
+        self._state[1] = entries
+        self._state[3] = phase
 
     def exchange(self, batch: Batch, expected: Columns) -> bool:
         """Send the request whose header is set, and the data of a write; receive reply and data.
@@ -309,24 +367,28 @@ class Link:
         needed = 2 * (lengths.size + 1)
         if self._iov.size < needed:
             self._iov = np.zeros(needed, dtype=np.int64)
-        self._state[:] = 0
+        self._begin()
+        rights = _NO_RIGHTS if batch.rights is None else batch.rights
         spins = self._spins(total if writing and lengths.size == 1 else 0)
         little = total <= stream.WINDOW_BYTES
         apart = 0 if sums is None or little else 1
         if sums is not None and little and writing:
             xxh3.xxh3_64_ranges(addresses, lengths, SEED, sums)
         asking = (
-            batch.offsets, lengths, addresses, batch.statuses, self.message, self._iov, expected,
-            1 if writing else 0, apart, spins,
+            batch.offsets, lengths, addresses, batch.statuses, rights, self.message, self._iov,
+            expected, 1 if writing else 0, apart, spins,
         )  # fmt: skip
         code = self._drive(moving.exchange, *asking)
         if apart and writing:
             self._move_hashed(batch, receive=False)
-            self._state[:] = (0, 0, 0, 2, 0, 0)
+            self._begin(phase=2)
             code = self._drive(moving.exchange, *asking)
         self._learn(spins, helped=bool(self._state[4]))
         if code != moving.MOVED_ALL:
+            self._keep_ahead(self.message)
             return False
+        if batch.receipts is not None:
+            batch.receipts[:] = self.message[moving.RECEIPTS_AT :][: lengths.size]
         if apart and not writing:
             self._move_hashed(batch, receive=True)
         elif sums is not None and not writing:
@@ -339,20 +401,36 @@ class Link:
         number: int,
         fence: int,
         place: tuple[int, int, int],
+        right: tuple[int, int],
         *,
         writing: bool,
     ) -> bool:
-        """Do what `exchange` does with the request header for one (offset, length, address)."""
-        self._state[:] = 0
+        """Do what `exchange` does with the request header for one (offset, length, address).
+
+        right: (tag, stamp); a stamp of 0 is none.
+        """
+        self._begin()
         spins = self._spins(place[1] if writing else 0)
         code = self._drive(
-            moving.exchange_one, self._alone, *uuid, number, fence, *place, int(writing), spins
-        )
+            moving.exchange_one, self._alone, *uuid, number, fence, *place, *right, int(writing),
+            spins,
+        )  # fmt: skip
         self._learn(spins, helped=bool(self._state[4]))
         if code != moving.MOVED_ALL:
             self.message[: moving.REPLY_WORDS] = self._alone[: moving.REPLY_WORDS]
+            self._keep_ahead(self._alone)
             return False
         return True
+
+    @property
+    def receipt(self) -> int:
+        """The receipt of the write by a right that `exchange_one` has made."""
+        return int(self._alone[moving.RECEIPTS_AT])
+
+    def _keep_ahead(self, message: Columns) -> None:
+        """Leave what a kernel received ahead of its time for `receive`."""
+        ahead = int(self._state[5])
+        self._ahead = message[moving.RECEIPTS_AT :].tobytes()[:ahead] if ahead else b""
 
     def _spins(self, taking: int) -> int:
         """Return how often to look before sleeping; the owner takes so many bytes first."""
@@ -363,7 +441,7 @@ class Link:
         """Move the data of a request and fill its checksums."""
         work = np.zeros(stream.WORK_WORDS, dtype=np.int64)
         owner = np.zeros(stream.HASH_WORDS, dtype=np.uint64)
-        self._state[:] = 0
+        self._begin()
         self._drive(
             stream.move_hashed, batch.addresses, batch.lengths, batch.statuses,
             batch.checksums, self._iov, work, owner, 1 if receive else 0,
@@ -384,8 +462,8 @@ class Link:
 
         Returns False when the columns were not received: they do not fit, or make no sense.
         """
-        self._state[:] = 0
-        code = self._drive(moving.take_request, self.message, REQUEST_BODY_BYTES)
+        self._begin()
+        code = self._drive(moving.take_request, self.message, FIXED)
         return code == moving.MOVED_ALL
 
     def serve(self, table: Reachable) -> bool | None:
@@ -395,12 +473,20 @@ class Link:
         needs a closer look is in `view`, and its data is still to be received.
         """
         state = self._state
-        state[:] = 0
+        self._begin()
         spin_ns = 0 if self._rest else SPIN_NS * (table.watch.size > 0)
-        code = self._drive(
-            serving.serve, self.message, self._iov, FIXED, table.rows, table.version,
-            table.seen, self.naming, table.watch, spin_ns,
-        )  # fmt: skip
+        try:
+            code = self._drive(
+                serving.serve, self.message, self._iov, FIXED, table.rows, table.version,
+                table.seen, self.naming, table.watch, spin_ns, self.peer_words, table.used,
+            )  # fmt: skip
+        except BaseException:
+            if state[3] == serving.TAKE and state[serving.ENDS]:
+                tags, _ = self.shown(int(self.message[moving.COLUMNS_AT - 1]))
+                used_rights.give_back(table.used, tags, np.zeros(tags.size, dtype=np.int32))
+            raise
+        finally:
+            self.end_after(math.inf)
         self._learn(spin_ns, helped=bool(state[5] > 1))
         return None if code == serving.IDLE else bool(state[3] == serving.JUDGE)
 
@@ -419,8 +505,20 @@ class Link:
             if self.patience_s:
                 if kernel is moving.take_request and not state[2] and not state[3]:
                     self.expect_progress()  # no message has begun
+                elif kernel is serving.serve and self._end_with(code):
+                    continue
                 else:
                     self._went_on()
+
+    def _end_with(self, code: int) -> bool:
+        """Keep when the rights of the request under way end; whether that was to be done."""
+        ends = int(self._state[serving.ENDS])
+        told = ends / 1000 if ends else math.inf
+        if told != self._ends:
+            self._ends = told
+            self.expect_progress()
+            return True
+        return code == serving.ENDING
 
     def abort(self) -> None:
         """End the connection from any thread: a thread that waits in it wakes with an error."""

@@ -45,6 +45,7 @@ from transfer_engine.errors import (
     TransferTimeoutError,
 )
 from transfer_engine.kernels import stream
+from transfer_engine.kernels.moving import PLAIN_COLUMNS, SHOWN_COLUMNS
 from transfer_engine.rpc.address import Address
 from transfer_engine.rpc.networks import Networks
 from transfer_engine.segments.mapping import host_identity
@@ -55,12 +56,14 @@ from transfer_engine.transports.stream import (
     COUNT_MAX,
     DATA_BYTES_MAX,
     READ,
+    READ_SHOWN,
     REPLY,
     REPLY_BODY_BYTES,
     REQUEST,
     REQUEST_AT,
     REQUEST_BODY_BYTES,
     WRITE,
+    WRITE_SHOWN,
     Link,
     check_header,
     padded,
@@ -74,7 +77,7 @@ from transfer_engine.wire.records import load_sealing
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from transfer_engine.base import SegmentDescriptor
+    from transfer_engine.base import SegmentDescriptor, SingleOutcome
     from transfer_engine.rpc.networks import Objection
     from transfer_engine.wire.keyring import Secret
 
@@ -84,6 +87,7 @@ if TYPE_CHECKING:
 __all__ = ["TcpTransport"]
 
 _OPCODES = {Operation.READ: READ, Operation.WRITE: WRITE}
+_SHOWN_OPCODES = {Operation.READ: READ_SHOWN, Operation.WRITE: WRITE_SHOWN}
 # What is hashed as a whole once it came: it is in the cache.
 _HASHED_MAX = stream.WINDOW_BYTES
 
@@ -264,13 +268,13 @@ class TcpTransport(Transport):
         self._connections_max = connections_max
         # The first words of the reply to a batch that succeeds, but for its number.
         self._expected = {
-            operation: np.frombuffer(
+            opcode: np.frombuffer(
                 bytearray(
                     REPLY.pack(MAGIC, VERSION, REPLY_FLAG, opcode, REPLY_BODY_BYTES, 0, 0, 0, 0)
                 ),
                 dtype=np.int64,
             )
-            for operation, opcode in _OPCODES.items()
+            for opcode in (READ, WRITE, READ_SHOWN, WRITE_SHOWN)
         }
         self._lock = threading.Lock()
         self._pools: dict[Key, _Pool] = {}
@@ -372,15 +376,13 @@ class TcpTransport(Transport):
             with batch.part(good[at : at + COUNT_MAX]) as part:
                 self._message(target, part)
 
-    def move_one(
-        self, target: RemoteSegment, request: SingleRequest
-    ) -> tuple[int, NDArray[np.uint64] | None] | None:
+    def move_one(self, target: RemoteSegment, request: SingleRequest) -> SingleOutcome | None:
         """Exchange one request over a connection that is idle, if there is one.
 
         One that turns out dead is closed; a batch then finds, or makes, another.
         """
         assert isinstance(target, TcpSegment)
-        operation, offset, length, address, fence, checksums, timeout_s = request
+        operation, offset, length, address, fence, checksums, timeout_s, tag, stamp = request
         pool = self._pools.get(target.key)
         if pool is None or fence >= 1 << 63 or (checksums and length > _HASHED_MAX):
             return None
@@ -389,13 +391,15 @@ class TcpTransport(Transport):
             return None
         link.deadline = time.monotonic() + timeout_s
         target.number = number = (target.number + 1) & 0x7FFF_FFFF_FFFF_FFFF
-        place = offset, length, address
+        place, right = (offset, length, address), (tag, stamp)
         writing = operation is Operation.WRITE
-        status = 0
+        status, receipt = 0, 0
         sums = _hash(address, length) if checksums and writing else None
         try:
-            if not link.exchange_one(target.words, number, fence, place, writing=writing):
+            if not link.exchange_one(target.words, number, fence, place, right, writing=writing):
                 status = self._told(link, request, number)
+            elif writing and stamp:
+                receipt = link.receipt
         except BaseException as error:
             pool.discard(link)
             if isinstance(error, TransferTimeoutError):
@@ -406,14 +410,18 @@ class TcpTransport(Transport):
         pool.release(link)
         if checksums and sums is None:
             sums = _hash(address, length)
-        return status, sums
+        return status, sums, receipt
 
     def _told(self, link: Link, request: SingleRequest, number: int) -> int:
         """Receive the rest of an unexpected reply to one request, and return its status."""
         operation, offset, length, address, *_ = request
         columns = np.array([offset]), np.array([length]), np.array([address])
         status = np.zeros(1, dtype=np.int32)
-        self._unexpected(link, number, Batch(operation, *columns, status, length, link.deadline))
+        batch = Batch(operation, *columns, status, length, link.deadline)
+        if request.stamp:
+            batch.rights = np.array([[request.tag, request.stamp]])
+            batch.receipts = np.zeros(1, dtype=np.int64) if batch.writing else None
+        self._unexpected(link, number, batch)
         return int(status[0])
 
     def _message(self, target: TcpSegment, batch: Batch) -> None:
@@ -450,14 +458,18 @@ class TcpTransport(Transport):
     def _exchange(self, link: Link, target: TcpSegment, batch: Batch) -> None:
         count = batch.statuses.size
         target.number = number = (target.number + 1) & 0x7FFF_FFFF_FFFF_FFFF
-        opcode = _OPCODES[batch.operation]
-        link.reserve(count)
+        opcode = _opcode(batch)
+        columns = PLAIN_COLUMNS if batch.rights is None else SHOWN_COLUMNS
+        link.reserve(count, columns)
+        body = REQUEST_BODY_BYTES + 8 * columns * count
         REQUEST.pack_into(
-            link.view, REQUEST_AT, MAGIC, VERSION, 0, opcode, REQUEST_BODY_BYTES + 16 * count, 0,
-            number, target.descriptor.uuid, batch.fence, count,
+            link.view, REQUEST_AT, MAGIC, VERSION, 0, opcode, body, 0, number,
+            target.descriptor.uuid, batch.fence, count,
         )  # fmt: skip
-        expected = self._expected[batch.operation].copy()
+        expected = self._expected[opcode].copy()
         expected[2] = number
+        if batch.receipts is not None:
+            expected[1] += 8 * count
         if not link.exchange(batch, expected):
             self._unexpected(link, number, batch)
             if not batch.writing:
@@ -465,7 +477,7 @@ class TcpTransport(Transport):
 
     def _unexpected(self, link: Link, number: int, batch: Batch) -> None:
         """Receive the rest of a reply that reports refusals, or raise what it says."""
-        opcode, statuses = _OPCODES[batch.operation], batch.statuses
+        opcode, statuses, receipts = _opcode(batch), batch.statuses, batch.receipts
         magic, version, flags, answered, body, _, repeated, data, refused = REPLY.unpack_from(
             link.view
         )
@@ -476,6 +488,8 @@ class TcpTransport(Transport):
             link.receive(memoryview(text))
             raise decode_error(bytes(text[:refused]))
         told = padded(4 * statuses.size)
+        if receipts is not None:
+            body -= receipts.nbytes
         if (flags, answered, repeated, body) != (REPLY_FLAG, opcode, number, told):
             raise RemoteProtocolError(
                 f"{link.peer} answered request {number} ({opcode:#x}) with {repeated} "
@@ -485,7 +499,9 @@ class TcpTransport(Transport):
         column = np.empty(told // 4, dtype=np.int32)
         link.receive(column.data.cast("B"))
         statuses[:] = column[: statuses.size]
-        if opcode == READ:
+        if receipts is not None:
+            link.receive(receipts.data.cast("B"))
+        if not batch.writing:
             entries, asked = link.entries(0, batch.addresses, batch.lengths, statuses)
             if asked != data:
                 raise RemoteProtocolError(
@@ -507,6 +523,10 @@ class TcpTransport(Transport):
         for pool in self._pools.values():
             pool.forget()
         self._pools = {}
+
+
+def _opcode(batch: Batch) -> int:
+    return (_OPCODES if batch.rights is None else _SHOWN_OPCODES)[batch.operation]
 
 
 def _hash(address: int, length: int) -> NDArray[np.uint64]:

@@ -4,7 +4,8 @@ Who connects shakes hands first (`greeting`). Then it has a thread of its own, b
 while bytes move and without the GIL. Plain requests on memory never leave the compiled loop
 (`kernels.serving`); this is about the others. What comes
 from a socket is believed only after it was checked: counts and lengths before any memory is
-reserved, ranges by a kernel without overflow, rights by the access hook. A bad request gets a
+reserved, ranges by a kernel without overflow, rights by the access hook and, of guarded segments,
+by what a peer shows (`guarding`). A bad request gets a
 status; a message that breaks the protocol gets an error and ends its connection, no other.
 
 A peer whose message does not go on for `patience_s` is dropped. One that is idle may be, for a
@@ -16,9 +17,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import socket
 import threading
 import time
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -31,24 +34,28 @@ from transfer_engine.errors import (
     StoreError,
 )
 from transfer_engine.kernels import moving
+from transfer_engine.kernels.moving import PLAIN_COLUMNS, SHOWN_COLUMNS
 from transfer_engine.notify import QUESTION_BYTES_MAX
 from transfer_engine.rdma.wire import FEATURE
 from transfer_engine.rpc.entrance import Entrance
 from transfer_engine.segments.mapping import Mapping
 from transfer_engine.transports import calling
 from transfer_engine.transports.greeting import Greeter, Guest
+from transfer_engine.transports.guarding import Showing
 from transfer_engine.transports.stream import (
     CALL,
     COLUMNS_AT,
     COUNT_MAX,
     DATA_BYTES_MAX,
     READ,
+    READ_SHOWN,
     REPLY,
     REPLY_BODY_BYTES,
     REQUEST,
     REQUEST_AT,
     REQUEST_BODY_BYTES,
     WRITE,
+    WRITE_SHOWN,
     Link,
     check_header,
     identity,
@@ -61,7 +68,7 @@ from transfer_engine.wire.handshake import ServerHandshake
 from transfer_engine.wire.keyring import tls_of
 
 if TYPE_CHECKING:
-    from transfer_engine.base import Staged, Statuses
+    from transfer_engine.base import Columns, Staged, Statuses
     from transfer_engine.rpc.address import Address
     from transfer_engine.transports.owner import Owner
     from transfer_engine.transports.rdma_server import RdmaServer
@@ -71,11 +78,49 @@ __all__ = ["TcpServer"]
 
 _log = logging.getLogger(__name__)
 
-_OPERATIONS = {READ: Operation.READ, WRITE: Operation.WRITE}
+_OPERATIONS = {
+    READ: Operation.READ,
+    WRITE: Operation.WRITE,
+    READ_SHOWN: Operation.READ,
+    WRITE_SHOWN: Operation.WRITE,
+}
+_SHOWN = frozenset({READ_SHOWN, WRITE_SHOWN})
 _SINK_BYTES = 1 << 20
 _LINGER_S = 1.0
 _BACKLOG = 1024
 _QUESTION_COUNT_MAX = QUESTION_BYTES_MAX // 16
+
+
+@dataclass
+class _Reply:
+    """What a batch is answered: its header, statuses if any is not 0, receipts if there are any."""
+
+    link: Link
+    opcode: int
+    number: int
+    statuses: Statuses
+    """Padded to whole words."""
+    count: int
+    receipts: Columns | None = None
+
+    @property
+    def verdicts(self) -> Statuses:
+        """The statuses of the requests."""
+        return self.statuses[: self.count]
+
+    def head(self, data: int, refused: int) -> None:
+        """Write the header, given the bytes of data and how many requests were refused."""
+        body = REPLY_BODY_BYTES + sum(length for _, length in self.lead(refused)[1:])
+        REPLY.pack_into(
+            self.link.view, 0, MAGIC, VERSION, REPLY_FLAG, self.opcode, body, 0, self.number, data,
+            refused,
+        )  # fmt: skip
+
+    def lead(self, refused: int) -> tuple[tuple[int, int], ...]:
+        """Say where what comes before the data lies, the header first."""
+        columns = (self.statuses if refused else None, self.receipts)
+        parts = [(int(each.ctypes.data), each.nbytes) for each in columns if each is not None]
+        return (self.link.address, REPLY.size), *parts
 
 
 class TcpServer:
@@ -182,7 +227,7 @@ class TcpServer:
         """Serve one message, or raise what ends the connection."""
         link.expect_progress()
         whole: bool | None = link.take_request()
-        if whole and not link.read_only:  # the compiled loop takes writes as well
+        if whole:
             whole = link.serve(self._owner.tables.latest)
         if whole is None:
             return
@@ -193,6 +238,7 @@ class TcpServer:
             raise
         finally:
             link.naming[:] = 0
+            link.end_after(math.inf)
 
     def _call(self, link: Link, length: int) -> None:
         """Answer a question, which lies where the columns of a batch would."""
@@ -219,11 +265,12 @@ class TcpServer:
             raise RemoteProtocolError(
                 f"no such request: opcode {opcode:#x}, flags {flags:#x}, {count} ranges"
             )
-        if length != REQUEST_BODY_BYTES + 16 * count:
+        columns = SHOWN_COLUMNS if opcode in _SHOWN else PLAIN_COLUMNS
+        if length != REQUEST_BODY_BYTES + 8 * columns * count:
             raise RemoteProtocolError(f"a body of {length} bytes cannot hold {count} ranges")
         if not whole:
-            link.reserve(count)
-            link.receive(link.view[COLUMNS_AT : COLUMNS_AT + 16 * count])
+            link.reserve(count, columns)
+            link.receive(link.view[COLUMNS_AT : COLUMNS_AT + 8 * columns * count])
         if operation is None:
             self._call(link, fence)
             return
@@ -231,66 +278,81 @@ class TcpServer:
         link.naming[:] = np.frombuffer(uuid, dtype=np.int64)
         offsets, lengths = link.columns(count)
         statuses = np.zeros(count + (count & 1), dtype=np.int32)
-        verdicts = statuses[:count]
         access = Access(link.peer, operation, uuid, offsets, lengths, fence)
-        store, refused = self._judge(access, verdicts, link.read_only)
-        sink = (int(self._sink.ctypes.data), _SINK_BYTES) if refused else (0, 0)
+        store = self._judge(access, statuses[:count], link.read_only)
+        reply = _Reply(link, opcode, number, statuses, count)
+        guard = None if store is None else self._owner.guard_of(uuid)
+        if opcode in _SHOWN:
+            shown = link.shown(count)
+            if guard is not None and not guard.asks(link.peer_words) and not shown[1].any():
+                guard = None
+            with Showing(guard, access, shown, self._owner.tables.clock_offset_ms) as showing:
+                showing.judge(reply.verdicts)
+                link.end_after(showing.left_s)
+                self._move(access, store, reply, showing)
+            return
+        if guard is not None and guard.asks(link.peer_words):
+            # Without bytes it is asked whether the segment is there.
+            reply.verdicts[(reply.verdicts == 0) & (lengths > 0)] = REFUSED
+        self._move(access, store, reply)
+
+    def _move(
+        self,
+        access: Access,
+        store: Mapping | Staged | None,
+        reply: _Reply,
+        showing: Showing | None = None,
+    ) -> None:
+        """Move the bytes of the requests that are not refused, and answer."""
+        link, verdicts = reply.link, reply.verdicts
+        ranges = offsets, lengths = access.offsets, access.lengths
+        refused = int(np.count_nonzero(verdicts))
         memory, staged = (store, None) if isinstance(store, Mapping) else (None, store)
         base = memory.address if memory else 0
-        if operation is Operation.WRITE:
+        if access.operation is Operation.READ:
             if staged is not None:
-                self._staged.receive(link, staged, (offsets, lengths), verdicts, sink)
+                self._staged.send(link, staged, ranges, verdicts, reply.head, reply.lead)
+                return
+            entries, data = link.entries(base, offsets, lengths, verdicts, lead=reply.lead(refused))
+            reply.head(data, refused)
+        else:
+            sink = (int(self._sink.ctypes.data), _SINK_BYTES) if refused else (0, 0)
+            if staged is not None:
+                self._staged.receive(link, staged, ranges, verdicts, sink)
+                refused = int(np.count_nonzero(verdicts))
             else:
                 entries, _ = link.entries(base, offsets, lengths, verdicts, sink=sink)
                 link.expect_progress()
                 link.move(entries, receive=True)
-
-        def head(data: int, refused: int) -> None:
-            body = REPLY_BODY_BYTES + (4 * statuses.size if refused else 0)
-            REPLY.pack_into(
-                link.view, 0, MAGIC, VERSION, REPLY_FLAG, opcode, body, 0, number, data, refused
-            )
-
-        def lead(refused: int) -> tuple[tuple[int, int], ...]:
-            first = ((link.address, REPLY.size),)
-            return (*first, (int(statuses.ctypes.data), 4 * statuses.size)) if refused else first
-
-        data = 0
-        if staged is not None:
-            if operation is Operation.READ:
-                self._staged.send(link, staged, (offsets, lengths), verdicts, head, lead)
-                return
-            refused = int(np.count_nonzero(verdicts))
-        if operation is Operation.READ:
-            entries, data = link.entries(base, offsets, lengths, verdicts, lead=lead(refused))
-        else:
-            entries = link.lead(*lead(refused))
-        head(data, refused)
+            if showing is not None:
+                reply.receipts = showing.receipts(verdicts)
+                link.end_after(math.inf)
+            entries = link.lead(*reply.lead(refused))
+            reply.head(0, refused)
         link.expect_progress()
         link.move(entries, receive=False)
 
     def _judge(
         self, access: Access, statuses: Statuses, read_only: bool
-    ) -> tuple[Mapping | Staged | None, int]:
-        """Set the status of every range; return what holds the bytes, and how many were refused."""
+    ) -> Mapping | Staged | None:
+        """Set the status of every range, but for what has to be shown; return what holds them."""
         segment = self._owner.find(access.segment)
         store = None if segment is None else segment.held() or segment.held_staged()
         size = 0 if segment is None or store is None else segment.size
-        named, bad = moving.check_ranges(access.offsets, access.lengths, size, statuses)
+        named, _ = moving.check_ranges(access.offsets, access.lengths, size, statuses)
         if not 0 <= named <= DATA_BYTES_MAX:
             raise RemoteProtocolError(
                 f"the ranges of one message add up to more than {DATA_BYTES_MAX} bytes, or below 0"
             )
         if store is None:
             statuses[:] = UNKNOWN_SEGMENT
-            return None, statuses.size
+            return None
         allowed = self._owner.permits(access)
         if access.operation is Operation.WRITE and (read_only or not store.writable):
             allowed = False
         if allowed is not True:
             statuses[(statuses == 0) & np.logical_not(allowed)] = REFUSED
-            bad = int(np.count_nonzero(statuses))
-        return store, bad
+        return store
 
     def _refuse(self, link: Link, error: RemoteProtocolError) -> None:
         """Tell the peer why its connection ends, and give it the time to read that."""
