@@ -215,13 +215,19 @@ class ServingSystem:
         if settings.record:
             self._recorder = Recorder(Path(settings.record))
             self._recorder.start()
-        pool = {"secret_file": settings.store_secret} if settings.store_secret else {}
+        pool: dict[str, Any] = {}
+        if settings.store_secret:
+            pool["secret_file"] = settings.store_secret
         if settings.store_url:
             async with AsyncClient(settings.store_url, **pool):
                 self.store_url = settings.store_url
         else:
+            # Nobody else reaches it, and it has no secret: the certificate is for who calls us.
+            pool = dict.fromkeys(("tls_certificate", "tls_key", "tls_authority", "tls_name"), "")
             self.store = LocalCluster(
-                segment=settings.segment, worker={"overcommit": settings.overcommit}
+                segment=settings.segment,
+                master=pool,
+                worker={"overcommit": settings.overcommit, **pool},
             )
             await asyncio.to_thread(self.store.start)
             self.store_url = self.store.url

@@ -118,7 +118,9 @@ class Talk:
         except (OSError, ValueError, HTTPException) as error:
             raise UnavailableError(
                 f"{self.url} does not answer: {error}",
-                advice="start `mooncake serve`, or name another server with --url",
+                advice="name who signed its certificate with MOONCAKE_TLS_AUTHORITY"
+                if "CERTIFICATE_VERIFY_FAILED" in str(error)
+                else "start `mooncake serve`, or name another server with --url",
             ) from error
         finally:
             # An answer that was stopped is part of the conversation as far as it came.

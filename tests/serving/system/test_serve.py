@@ -522,3 +522,20 @@ def test_a_front_that_others_reach_speaks_https_and_so_may_its_engines(start_pro
         finally:
             engine.shutdown()
             thread.join()
+
+
+def test_a_system_with_a_pool_of_its_own_speaks_https_to_whoever_believes_its_authority(
+    start_program, tmp_path, monkeypatch, capsys
+):
+    authority = Authority(tmp_path)
+    _, facts = started(
+        start_program, tmp_path, "--insecure", "--host", "0.0.0.0",
+        MOONCAKE_TLS_CERTIFICATE=str(authority.signs("127.0.0.1")),
+    )  # fmt: skip
+    url = f"https://127.0.0.1:{facts['url'].rpartition(':')[2].partition('/')[0]}"
+    asked = ["chat", "--url", url, "--message", "Hello", "--max-tokens", "2", "--json"]
+    assert main(asked) == 4
+    assert "MOONCAKE_TLS_AUTHORITY" in capsys.readouterr().err
+    monkeypatch.setenv("MOONCAKE_TLS_AUTHORITY", str(authority.file))
+    assert main(asked) == 0
+    assert json.loads(capsys.readouterr().out)["generated"] == 2
