@@ -21,6 +21,7 @@ import hashlib
 import logging
 import re
 import secrets
+import ssl
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from mooncake_store.errors import AlreadyExistsError, ConfigError, NotFoundError
 from mooncake_store.limits import check_limits
 from mooncake_store.master.kept_files import write_whole
 from mooncake_store.private_folder import files_in, written
+from transfer_engine.rpc.address import is_loopback
 from transfer_engine.wire.keyring import (
     Alone,
     Credential,
@@ -42,7 +44,7 @@ from transfer_engine.wire.keyring import (
     keyring_of,
 )
 from transfer_engine.wire.rights import Rights, Role
-from transfer_engine.wire.tls import Tls
+from transfer_engine.wire.tls import SYSTEM, Tls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -412,6 +414,35 @@ def sealing(config: Proving, secret: Secret | None) -> Keyring | None:
         name=config.tls_name,
     )
     return keyring
+
+
+def http_tls(config: Proving, host: str) -> Tls | None:
+    """Return what an HTTP port at this host speaks TLS with. Raises ConfigError.
+
+    None on a loopback, where a proxy may speak it, and without a certificate.
+    """
+    if not config.tls_certificate or is_loopback(host):
+        return None
+    if config.tls_key:
+        read_private(config.tls_key, _FILE_BYTES_MAX)
+    return Tls(certificate=config.tls_certificate, key=config.tls_key)
+
+
+def https_context(config: Proving) -> ssl.SSLContext:
+    """Return how servers are judged that are called by https. Raises ConfigError.
+
+    Those are believed that the authorities of this host have signed, or that of the settings.
+    """
+    context = ssl.create_default_context()
+    if config.tls_authority and config.tls_authority != SYSTEM:
+        try:
+            context.load_verify_locations(config.tls_authority)
+        except OSError as error:
+            raise ConfigError(
+                f"{config.tls_authority} cannot be used for TLS: {error.strerror or error}",
+                advice="name a file in PEM with tls_authority",
+            ) from None
+    return context
 
 
 def told(secret: Secret | None) -> bytes | None:

@@ -46,6 +46,8 @@ from mooncake_store.compat.rest_api import (
     Unmount,
 )
 from mooncake_store.compat.store import MooncakeDistributedStore
+from mooncake_store.config import ClientConfig, load
+from mooncake_store.credentials import http_tls
 from mooncake_store.endpoint import is_loopback
 from mooncake_store.errors import ConfigError
 from mooncake_store.program.descriptors import raise_limit
@@ -56,6 +58,8 @@ from transfer_engine.rpc.accepting import listen
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
+
+    from transfer_engine.wire.tls import Tls
 
     Method: TypeAlias = Callable[["MooncakeStoreService", web.Request], Awaitable[web.Response]]
 
@@ -217,6 +221,7 @@ class MooncakeStoreService:
         *,
         insecure: bool = False,
         names: tuple[str, ...] = (),
+        tls: Tls | None = None,
     ) -> bool:
         """Listen; always True. Raises ConfigError where others could reach it without a token."""
         if not (token or insecure or is_loopback(host)):
@@ -231,7 +236,7 @@ class MooncakeStoreService:
             self._made = TokenFile.make("rest", listener.getsockname()[1])
             token, asked = self._made.token, f"requests carry the token in {self._made.path}"
         application = self.application(Shell(host, token, names=names))
-        self._web = WebServer(application, listener, "the REST port")
+        self._web = WebServer(application, listener, "the REST port", tls=tls)
         await self._web.start()
         log.warning("the REST service listens on %s; %s", self._web.address, asked)
         return True
@@ -497,6 +502,7 @@ async def main() -> None:
             options.token,
             insecure=options.insecure,
             names=tuple(options.names),
+            tls=http_tls(load(ClientConfig).value, options.host),
         )
         await stopped.wait()
     finally:

@@ -71,6 +71,8 @@ from transfer_engine.transports.stream import (
 from transfer_engine.wire.faults import ERROR_BYTES_MAX, decode_error
 from transfer_engine.wire.frame import ERROR, MAGIC, VERSION
 from transfer_engine.wire.frame import REPLY as REPLY_FLAG
+from transfer_engine.wire.keyring import tls_of
+from transfer_engine.wire.records import load_sealing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -259,6 +261,8 @@ class TcpTransport(Transport):
         networks: Networks | None = None,
         connections_max: int = 16,
     ) -> None:
+        if tls_of(secret) is not None:
+            load_sealing()
         self._secret = secret
         self._networks = networks or Networks()
         self._connections_max = connections_max
