@@ -75,6 +75,8 @@ class KeptWorker(msgspec.Struct, frozen=True):
     host: str
     keeps: bool = False
     """Whether its memory outlives its process."""
+    principal: str = ""
+    """Whose credential it proved; empty for the pool's secret."""
 
 
 class KeptSegment(msgspec.Struct, frozen=True):
