@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from mooncake_store.units import MIB, VALUE_MAX, format_size, parse_size
 from transfer_engine.errors import ConfigError, InvalidArgumentError
+from transfer_engine.wire.keyring import SECRET_BYTES_MIN
 
 __all__ = [
     "ETCD_PORT",
@@ -51,7 +52,6 @@ ETCD_PORT = 2379
 ETCD_SCHEME = "mooncake+etcd://"
 MASTERS_MAX = 16
 OFFLOADS = ("none", "evict", "write")
-SECRET_BYTES_MIN = 16
 SECRET_BYTES_MAX = 4096
 
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:/@,\[\]]+)):([0-9]{1,5})", re.ASCII)

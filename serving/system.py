@@ -125,7 +125,8 @@ class SystemSettings:
     @property
     def shell(self) -> Shell:
         """What requests have to pass."""
-        return Shell(self.host, self.token, names=self.names)
+        own_user = not (self.token or self.insecure)
+        return Shell(self.host, self.token, names=self.names, own_user=own_user)
 
     def check(self) -> None:
         """Raise ConfigError for what cannot work."""

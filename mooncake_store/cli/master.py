@@ -119,6 +119,7 @@ def _open_ports(flags: "Flags", settings: MasterConfig, ports: ExitStack) -> "Co
         from mooncake_store.compat.metadata import Metadata
 
         host, port = flags.metadata
-        metadata = ports.enter_context(Metadata(host, port, tls=http_tls(settings, host)))
+        tls, insecure = http_tls(settings, host), settings.insecure
+        metadata = ports.enter_context(Metadata(host, port, insecure=insecure, tls=tls))
         note(f"the original's metadata server is at {metadata.url}/metadata")
     return control

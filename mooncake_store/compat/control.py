@@ -130,6 +130,7 @@ class Control(HttpServer):
             head_bytes_max=HEAD_BYTES_MAX,
             body_bytes_max=BODY_BYTES_MAX,
             name="mooncake-control",
+            insecure=insecure,
             tls=tls,
         )
 

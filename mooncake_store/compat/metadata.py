@@ -30,7 +30,9 @@ ENTRY_BYTES = 200
 class Metadata(HttpServer):
     """Serves until it is closed; raises ConfigError when the port is taken."""
 
-    def __init__(self, host: str, port: int, *, tls: Tls | None = None) -> None:
+    def __init__(
+        self, host: str, port: int, *, insecure: bool = False, tls: Tls | None = None
+    ) -> None:
         self._values: dict[str, bytes] = {}
         self._bytes = 0
         super().__init__(
@@ -39,6 +41,7 @@ class Metadata(HttpServer):
             connections_max=CONNECTIONS_MAX,
             body_bytes_max=VALUE_BYTES_MAX,
             name="mooncake-metadata",
+            insecure=insecure,
             tls=tls,
         )
 

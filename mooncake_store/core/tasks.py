@@ -74,6 +74,8 @@ class Task:
     created_ns: int
     updated_ns: int
     row: int
+    tenant: int
+    """Whose the object is."""
     state: TaskState = TaskState.PENDING
     message: str = ""
     repair: bool = False
@@ -305,7 +307,8 @@ class Tasks:
             return Status.TASK_LIMIT, 0
         self._last += 1
         now, digest = self._state.now, self._state.digests(np.array([row]))[0]
-        task = Task(self._last, kind, digest, source, tuple(targets), worker, now, now, row)
+        tenant = int(self._state.cold["tenant"][row])
+        task = Task(self._last, kind, digest, source, tuple(targets), worker, now, now, row, tenant)
         self._tasks[task.number] = self._open[task.number] = task
         if asker:
             task.asker = asker

@@ -4,9 +4,10 @@
     request = confinement.narrowed(peer, declaration, request)
 
 Keys of objects of other namespaces are exchanged for one that nobody has, so every operation
-answers as it does for what does not exist; to begin an object under such a key is refused. Events
-and snapshots leave the keys of others out. Whoever may speak for every namespace pays nothing; for
-others keys are looked up twice, O(keys).
+answers as it does for what does not exist, by the same handler: nothing but the time of the
+exchange tells them apart. To begin an object under such a key is refused. Events and snapshots
+leave the keys of others out. Whoever may speak for every namespace pays nothing; for others keys
+are looked up twice, O(keys).
 """
 
 from __future__ import annotations

@@ -85,16 +85,16 @@ class Copying:
             peer.account.asked(number)
         if status == Status.TASK_LIMIT:
             raise _too_many(self._shard.tasks.asked(peer.handle))
-        return wire.TaskReply(int(status), number) if status else self._described(number)
+        return wire.TaskReply(int(status), number) if status else self._described(peer, number)
 
     @answers(wire.TASK)
     def task(self, peer: Peer, request: Any) -> Answer:
         """Say how a task stands."""
-        return self._described(request.number)
+        return self._described(peer, request.number)
 
-    def _described(self, number: int) -> wire.TaskReply:
+    def _described(self, peer: Peer, number: int) -> wire.TaskReply:
         found = self._shard.tasks.get(number)
-        if found is None:
+        if found is None or (peer.confined and found.tenant != peer.tenant):
             return wire.TaskReply(int(Status.TASK_NOT_FOUND), number)
         now = self._now()
         return wire.TaskReply(

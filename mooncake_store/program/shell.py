@@ -32,6 +32,7 @@ from mooncake_store.errors import ConfigError
 from mooncake_store.program.openapi import PATH, Answer, openapi
 from transfer_engine.rpc.address import is_loopback
 from transfer_engine.rpc.http_checks import host_in, is_own_host, is_own_origin, is_plain_path
+from transfer_engine.rpc.neighbours import stranger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -58,6 +59,8 @@ class Shell:
     """What those of administrators have to carry; without one there are none."""
     names: tuple[str, ...] = ()
     """What it is called besides."""
+    own_user: bool = False
+    """Whether it is for the user of this host that runs it, and for root: others hear 403."""
 
     def check(self) -> None:
         """Raise ConfigError for a name that no request could have."""
@@ -221,6 +224,17 @@ class _Checks:
         may_pass = is_admin or not shell.token or path in self._public
         if not (may_pass or _carries(given, shell.token)):
             raise _Refused(401, "a valid API key is required", "invalid_api_key")
+        if shell.own_user and path not in self._public:
+            self._check_user(request)
+
+    def _check_user(self, request: web.Request) -> None:
+        sock = None if request.transport is None else request.transport.get_extra_info("socket")
+        try:
+            other = None if sock is None else stranger(sock)
+        except OSError:  # it left, and hears nothing of what it is answered
+            return
+        if other is not None:
+            raise _Refused(403, other.what, "other_user")
 
     def _check_body(self, request: web.Request) -> None:
         if not request.body_exists:

@@ -6,7 +6,7 @@ import pytest
 from mooncake_store import AsyncClient, Client, Digests, InvalidArgumentError, NotFoundError
 from mooncake_store.errors import StoreError
 from mooncake_store.identity import Keyed, Unkeyed
-from tests.hashing.test_attacks import meeting_keys
+from tests.hashing.meeting import meeting_keys
 from tests.waiting import until
 
 KEYS = ["a", b"b", "schlüssel", "x" * 4096]

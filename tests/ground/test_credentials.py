@@ -286,6 +286,12 @@ def test_one_credential_guards_no_port(keyring, folder):
         guarding(b"")
 
 
+def test_what_is_soon_guessed_guards_no_port():
+    with pytest.raises(ConfigError, match="15 bytes is soon guessed, at least 16"):
+        guarding(SECRET[:15])
+    assert guarding(SECRET[:16]).own.secret == SECRET[:16]
+
+
 def test_nothing_shows_a_secret(keyring, folder):
     text = credentials.rotate(str(folder), "alice", keep_s=0)
     own = credential_of(text.encode())

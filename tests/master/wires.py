@@ -37,8 +37,8 @@ def descriptor(uuid, name, nbytes, tcp_port):
 class ClusterWire:
     """The cluster service of a master."""
 
-    def __init__(self, address, secret=None):
-        self._secret = secret
+    def __init__(self, address, secret=None, namespace="default"):
+        self._secret, self._namespace = secret, namespace
         self.connection = BlockingConnection.connect(
             address, cluster_wire.CLUSTER, secret=secret, timeout_s=TIMEOUT_S
         )
@@ -49,7 +49,7 @@ class ClusterWire:
         return operation.reply.unpack(body)
 
     def map(self):
-        return self.ask(cluster_wire.MAP, cluster_wire.MapRequest("default"))
+        return self.ask(cluster_wire.MAP, cluster_wire.MapRequest(self._namespace))
 
     def status(self):
         return self.ask(cluster_wire.STATUS, cluster_wire.StatusRequest())
@@ -81,7 +81,7 @@ class ClusterWire:
 
     def shard(self, index=0, **options):
         """A connection to one shard, open, that is closed with this one."""
-        options = {"secret": self._secret, **options}
+        options = {"secret": self._secret, "namespace": self._namespace, **options}
         self._opened.append(ShardWire(self.map().shards[index], **options))
         return self._opened[-1]
 

@@ -405,11 +405,11 @@ def test_the_access_hook_decides(owners, engine):
 
 
 def test_the_secret_is_needed(owners, engine):
-    owner = start(owners, secret=b"the secret".hex())
+    owner = start(owners, secret=b"the secret of the owner".hex())
     descriptor = owner.publish(4096, 3)
     with pytest.raises(AuthError):
         engine.open(descriptor, require="rdma")
-    with TransferEngine(secret=b"the secret") as knowing:
+    with TransferEngine(secret=b"the secret of the owner") as knowing:
         assert knowing.open(descriptor, require="rdma").transport == "rdma"
     owners.remove(owner)
     owner.close()

@@ -7,9 +7,10 @@ that were idle have to come back without an error; afterwards descriptors and th
 where they began, and the log short. Most of that is waiting, so some processes are abused at once,
 and the ports of each in turn, as descriptors are counted by process.
 
-Then what those try who got in (`insiders.py`, `holders.py`), who ask over HTTP (`callers.py`) and
-who is believed to lend memory (`peers.py`). Printed is what was measured; it ends with 1 where any
-of it broke.
+Then what those try who got in (`insiders.py`, `holders.py`), who ask over HTTP (`callers.py`), who
+is believed to lend memory (`peers.py`), who is a tenant beside others (`tenants.py`), also at the
+memory of workers (`memories.py`), and who comes as somebody else (`impostors.py`). Printed is what
+was measured; it ends with 1 where any of it broke.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mooncake_store.wire import cluster as wire
 from mooncake_store.wire.shard import SHARD, STATS, StatsRequest
 from mooncake_store.wire.standby import STANDBY, StandbyRequest
-from tests.soak import callers, holders, insiders, peers
+from tests.soak import callers, holders, impostors, insiders, memories, peers, tenants
 from tests.soak.insiders import Insider
 from tests.soak.pool_of_processes import CALL_S, DATA, HANDOVER, HTTP, PoolOfProcesses, introduce
 from tests.strangers import Crowd, descriptors, reset
@@ -58,7 +59,10 @@ TRIES_S = 0.02
 BACK_OVER_HTTP = 100
 """Of those that were idle. A server of HTTP takes who comes back for somebody new, and one that has
 64 places, 50 of them at work, lets 14 in a second."""
-ROWS = (*insiders.ROWS, *holders.ROWS, *callers.ROWS, *peers.ROWS)
+ROWS = (
+    *insiders.ROWS, *holders.ROWS, *callers.ROWS, *peers.ROWS, *tenants.ROWS, *memories.ROWS,
+    *impostors.ROWS,
+)  # fmt: skip
 ASKED = {
     wire.CLUSTER.service: (wire.MAP, wire.MapRequest()),
     wire.LIVENESS.service: (wire.PING, wire.Ping(bytes(16), 1)),

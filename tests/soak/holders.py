@@ -1,6 +1,6 @@
 """What who got in may hold on to: rows of `tests.soak.abuse`, against the programs of a pool.
 
-Readers lease everything for long, and again as soon as they may; a writer pins hard what others
+Clients lease everything for long, and again as soon as they may; a writer pins hard what others
 put. Who puts has to have room within the time of an ordinary lease, and others have to have pins
 left.
 """
@@ -87,9 +87,13 @@ class Holder(threading.Thread):
 
 
 def leases_of_all(who: Insider, count: int) -> float:
-    """Readers who lease everything for long: a put has its room nevertheless, and soon."""
-    with who.wires() as wires, who.wires(reads=True) as reading, filled(wires) as names:
-        readers = [[reading.shard(index) for index in range(SHARDS)] for _ in range(count)]
+    """Clients who lease everything for long: a put has its room nevertheless, and soon.
+
+    They know the secret, for the leases of who has to show rights end with their time alone, and
+    would be missed by the rows to come.
+    """
+    with who.wires() as wires, filled(wires) as names:
+        readers = [[wires.shard(index) for index in range(SHARDS)] for _ in range(count)]
         holder = Holder(readers, names)
         holder.start()
         try:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from tests.master.wires import ShardWire
     from tests.soak.pool_of_processes import Place, PoolOfProcesses
+    from transfer_engine.wire.keyring import Secret
 
 __all__ = ["MIB", "ROWS", "SHARDS", "Insider", "Row", "of_shard", "refused"]
 
@@ -58,10 +59,12 @@ class Insider:
         self.pids = {each.pid: each.name for each in reversed(places)}
 
     @contextlib.contextmanager
-    def wires(self, *, reads: bool = False) -> Iterator[ClusterWire]:
-        """The protocols of a master and its shards."""
-        secret = read_only_secret(self.pool.secret) if reads else self.pool.secret
-        wires = ClusterWire(self.pool.address, secret)
+    def wires(
+        self, *, reads: bool = False, secret: Secret | None = None, namespace: str = "default"
+    ) -> Iterator[ClusterWire]:
+        """The protocols of a master and its shards, for who has the secret, or another one."""
+        own = read_only_secret(self.pool.secret) if reads else self.pool.secret
+        wires = ClusterWire(self.pool.address, secret or own, namespace)
         try:
             yield wires
         finally:

@@ -123,10 +123,15 @@ class PoolOfProcesses:
         """What a reader of one namespace proves."""
         self.tenant = self._principal("tenant", Role.WRITER, "other")
         """What a writer of another one proves."""
+        self.owner = self._principal("owner", Role.WRITER, "mine")
+        """And one of a third."""
+        self.lender = self._principal("lender", Role.WORKER)
+        """What another worker proves."""
         self._running: dict[str, subprocess.Popen[str]] = {}
 
-    def _principal(self, name: str, role: Role, namespace: str) -> Keyring:
-        made = credentials.make(self._credentials, name, role, namespaces=[namespace])
+    def _principal(self, name: str, role: Role, *namespaces: str) -> Keyring:
+        made = credentials.make(self._credentials, name, role, namespaces=namespaces)
+        self._written(name, made.encode())
         own = credentials.credential_of(made.encode())
         assert own is not None
         return Alone(own)
@@ -172,10 +177,11 @@ class PoolOfProcesses:
                 break
         return found
 
-    def client(self, namespace: str = "default", **settings: object) -> Client:
-        """A client that knows the secret."""
+    def client(self, namespace: str = "default", who: str = "", **settings: object) -> Client:
+        """A client that knows the secret, or has the credential of somebody."""
         url = f"mooncake://{self.address}/{namespace}"
-        return Client(url, secret_file=self.secret_file, **settings)
+        own = str(self.directory / who) if who else self.secret_file
+        return Client(url, secret_file=own, **settings)
 
     def ask(self, operation: Operation, request: object, address: str = "") -> object:
         """What the master answers, or whoever leads at another address."""

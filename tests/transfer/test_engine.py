@@ -284,11 +284,13 @@ def test_non_loopback_needs_a_secret():
     with pytest.raises(ConfigError, match="secret"):
         TransferServer(tcp="0.0.0.0:0", advertise_host="10.0.0.1")
     with pytest.raises(ConfigError, match="advertise_host"):
-        TransferServer(tcp="0.0.0.0:0", secret=b"s")
+        TransferServer(tcp="0.0.0.0:0", secret=b"a secret of a port")
     for address in ("nonsense", "127.0.0.1:", "127.0.0.1:70000", ":1"):
         with pytest.raises(ConfigError):
             TransferServer(tcp=address)
-    with TransferServer(tcp="0.0.0.0:0", secret=b"s", advertise_host="10.0.0.1") as server:
+    with TransferServer(
+        tcp="0.0.0.0:0", secret=b"a secret of a port", advertise_host="10.0.0.1"
+    ) as server:
         assert server.tcp_address[0] == "10.0.0.1"
 
 

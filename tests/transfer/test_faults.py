@@ -489,22 +489,22 @@ def test_nobody_may_map_what_the_hook_denies(engine):
 
 @pytest.mark.parametrize("secret", [None, b"guess"])
 def test_the_secret_is_needed(secret):
-    owner = OwnerProcess(secret=b"the secret")
+    owner = OwnerProcess(secret=b"the secret of the owner")
     try:
         descriptor = owner.publish(4096, 3)
         with TransferEngine(secret=secret) as engine, pytest.raises(AuthError):
             engine.open(descriptor, require="tcp")
-        with TransferEngine(secret=b"the secret") as engine:
+        with TransferEngine(secret=b"the secret of the owner") as engine:
             assert engine.open(descriptor, require="tcp").transport == "tcp"
     finally:
         owner.close()
 
 
 def test_the_read_only_secret_reads_and_is_refused_writes():
-    owner = OwnerProcess(secret=b"the secret")
+    owner = OwnerProcess(secret=b"the secret of the owner")
     try:
         descriptor = owner.publish(4096, 3)
-        with TransferEngine(secret=read_only_secret(b"the secret")) as engine:
+        with TransferEngine(secret=read_only_secret(b"the secret of the owner")) as engine:
             target = engine.open(descriptor, require="tcp")
             place = np.zeros(100, np.uint8)
             columns = [50], [100], [place.ctypes.data]

@@ -455,18 +455,21 @@ def test_a_forked_child_uses_connections_of_its_own():
         direct.close()
 
 
+SECRET = b"the secret of the pool"
+
+
 def test_secrets_versions_and_services_over_a_real_socket():
     three = VersionRange.ending_at(3)
-    with serving(secret=b"s", versions=three) as server:
+    with serving(secret=SECRET, versions=three) as server:
         two = VersionRange.ending_at(2)
-        with connect(server.address, secret=b"s", versions=two) as connection:
+        with connect(server.address, secret=SECRET, versions=two) as connection:
             assert connection.session.version == 2
             assert connection.call(ECHO, SMALL, timeout_s=TIMEOUT_S) == SMALL
         with pytest.raises(RemoteProtocolError, match=r"version 1.*versions 2 to 3"):
-            connect(server.address, secret=b"s")
+            connect(server.address, secret=SECRET)
         with pytest.raises(AuthError, match="did not prove"):
-            connect(server.address, secret=b"t", versions=three)
+            connect(server.address, secret=b"another secret", versions=three)
         with pytest.raises(AuthError, match="asks for a shared secret"):
             connect(server.address, versions=three)
         with pytest.raises(RemoteProtocolError, match="speaks other"):
-            connect(server.address, secret=b"s", versions=three, identity=Identity("other"))
+            connect(server.address, secret=SECRET, versions=three, identity=Identity("other"))

@@ -9,7 +9,7 @@ import pytest
 from tests.strangers import Crowd
 from tests.waiting import PATIENCE_S, long_before, until
 from transfer_engine.errors import ConfigError
-from transfer_engine.rpc import entrance, http
+from transfer_engine.rpc import entrance, http, neighbours
 from transfer_engine.rpc.accepting import Acceptor, listen
 from transfer_engine.rpc.entrance import PER_ADDRESS_MAX
 from transfer_engine.rpc.http import TEXT, HttpReply, HttpServer
@@ -114,6 +114,17 @@ def test_pages_of_browsers_change_nothing(server, origin):
         head = f"{method} /names HTTP/1.0\r\nHost: 127.0.0.1\r\nOrigin: {origin}\r\n\r\n"
         assert send(server, head.encode()).startswith(f"HTTP/1.1 {status} ".encode())
     assert server.answered == 2
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+def test_another_user_of_the_host_may_look_and_changes_nothing(monkeypatch, insecure):
+    monkeypatch.setattr(neighbours, "user_of", lambda *_: 12345)
+    refused = 200 if insecure else 403
+    with Echo(insecure=insecure) as server:
+        for method, status in ("GET", 200), ("HEAD", 200), ("PUT", refused), ("DELETE", refused):
+            told = send(server, f"{method} /names HTTP/1.0\r\n\r\n".encode())
+            assert told.startswith(f"HTTP/1.1 {status} ".encode())
+            assert (b"user 12345 is at the other end" in told) == (status == 403)
 
 
 @pytest.mark.parametrize(

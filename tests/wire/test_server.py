@@ -309,14 +309,14 @@ def test_an_open_door_needs_a_secret_or_a_clear_word():
 
     with pytest.raises(ConfigError, match="no secret is set"):
         run(listen(None))
-    run(listen(b"s"))
+    run(listen(b"a secret of a port"))
     run(listen(None, insecure=True))
 
 
 @pytest.mark.parametrize("host", ["203.0.113.1", "no-such-host.invalid"])
 def test_an_address_that_is_not_ours_is_refused(host):
     async def listen():
-        await Server(REGISTRY, handle, secret=b"s").listen(host, 0)
+        await Server(REGISTRY, handle, secret=b"a secret of a port").listen(host, 0)
 
     with pytest.raises(ConfigError, match="cannot listen on"):
         run(listen())
@@ -364,8 +364,9 @@ def test_what_a_connection_had_received_is_gone_with_it_without_garbage_collecti
     kept = []
     gc.disable()
     try:
-        with serving(secret=b"secret") as server:
-            with BlockingConnection.connect(server.address, REGISTRY, secret=b"secret") as client:
+        secret = b"a secret of a port"
+        with serving(secret=secret) as server:
+            with BlockingConnection.connect(server.address, REGISTRY, secret=secret) as client:
                 client.call(ECHO, SMALL, timeout_s=TIMEOUT_S)
                 kept += on_loop(server, lambda: [weakref.ref(c) for c in server._connections])
             until(server, lambda: not server._connections)

@@ -12,7 +12,8 @@ requests, one after the other. Who has yet to send the head of a first one is a 
 (`entrance`); afterwards who waits with nothing asked makes room for others where all connections
 are in use. A server on loopback answers only those who call it by a name of loopback: a page whose
 own name was made to lead there does not. It serves no pages, so whatever a page of a browser asks
-for, by its Origin, changes nothing on any address.
+for, by its Origin, changes nothing on any address. Nor does another user of the host, over its
+loopback, unless it is `insecure`; both may look.
 
 An asyncio server of its own rather than `http.server`: that reads up to 6 MB of headers a
 connection before anybody can object, and a thread a connection invites slow clients to hold many.
@@ -37,6 +38,7 @@ from transfer_engine.rpc.accepting import Acceptor, listen
 from transfer_engine.rpc.address import Address, is_loopback
 from transfer_engine.rpc.entrance import HANDSHAKE_S, Entrance
 from transfer_engine.rpc.http_checks import is_own_host
+from transfer_engine.rpc.neighbours import stranger
 from transfer_engine.rpc.sealed import SealedTransport
 
 if TYPE_CHECKING:
@@ -79,11 +81,12 @@ class HttpReply(NamedTuple):
 class _Caller:
     """Who is connected; `since` when it has nothing asked, None while it is answered."""
 
-    __slots__ = ("peer", "since", "stranger", "task")
+    __slots__ = ("peer", "since", "sock", "stranger", "task")
 
-    def __init__(self, task: asyncio.Task[None], peer: str) -> None:
+    def __init__(self, task: asyncio.Task[None], peer: str, sock: socket.socket) -> None:
         self.task = task
         self.peer = peer
+        self.sock = sock
         self.stranger = True
         self.since: float | None = None
 
@@ -115,6 +118,7 @@ class HttpServer(ABC):
         head_bytes_max: int = 8 << 10,
         body_bytes_max: int = 64 << 10,
         name: str = "mooncake-http",
+        insecure: bool = False,
         tls: Tls | None = None,
     ) -> None:
         """With `tls` it answers by https alone."""
@@ -126,6 +130,7 @@ class HttpServer(ABC):
         self._head_bytes_max = head_bytes_max
         self._body_bytes_max = body_bytes_max
         self._is_local = is_loopback(host)
+        self._insecure = insecure
         self._tls = tls
         self._tasks: set[asyncio.Task[None]] = set()
         listener = listen(host, port)
@@ -175,7 +180,7 @@ class HttpServer(ABC):
         if peer is None:  # it left before it was met
             writer.close()
             return
-        caller = _Caller(task, f"{peer[0]}:{peer[1]}")
+        caller = _Caller(task, f"{peer[0]}:{peer[1]}", writer.get_extra_info("socket"))
         self._tasks.add(task)
         try:
             self._give_way(self._entrance.arrive(caller, peer[0]))
@@ -219,7 +224,7 @@ class HttpServer(ABC):
                 if request is None:
                     reply, is_last = HttpReply(503, b"all connections are in use", TEXT), True
                 else:
-                    reply, is_last = await self._answered(request), request.is_last
+                    reply, is_last = await self._answered(request, caller), request.is_last
                     bare = request.method == "HEAD"
             writer.write(_head(reply, is_last))
             if isinstance(reply.body, bytes) and not bare:
@@ -241,9 +246,14 @@ class HttpServer(ABC):
             caller.stranger, caller.since = False, time.monotonic()
         return True
 
-    async def _answered(self, request: HttpRequest) -> HttpReply:
-        if request.method not in ("GET", "HEAD") and "origin" in request.headers:
-            return HttpReply(403, b"pages of a browser change nothing here", TEXT)
+    async def _answered(self, request: HttpRequest, caller: _Caller) -> HttpReply:
+        if request.method not in ("GET", "HEAD"):
+            if "origin" in request.headers:
+                return HttpReply(403, b"pages of a browser change nothing here", TEXT)
+            other = None if self._insecure else stranger(caller.sock)
+            if other is not None:
+                self._tell(caller, "refused", other.what)
+                return HttpReply(403, other.what.encode(), TEXT)
         try:
             return await self.answer(request)
         except Exception:

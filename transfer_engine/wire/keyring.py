@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 
 LOOK_S = 1.0
 """How often a server asks whether its sessions still have their rights."""
+SECRET_BYTES_MIN = 16
+"""A shorter one guards no port: who may try often finds it."""
 
 __all__ = [
-    "LOOK_S", "NOBODY",
+    "LOOK_S", "NOBODY", "SECRET_BYTES_MIN",
     "Alone", "Credential", "Key", "Keyring", "Secret", "SharedSecret", "guarding", "keyring_of",
     "read_only_secret", "tls_of",
 ]  # fmt: skip
@@ -127,8 +129,17 @@ def tls_of(secret: Secret | None) -> Tls | None:
 
 
 def guarding(secret: Secret | None) -> Keyring | None:
-    """Return the keyring of a server. Raises ConfigError for one that would refuse everybody."""
+    """Return the keyring of a server.
+
+    Raises ConfigError for one that would refuse everybody, or would soon be guessed.
+    """
     keyring = keyring_of(secret)
+    if isinstance(keyring, SharedSecret) and len(keyring.own.secret) < SECRET_BYTES_MIN:
+        raise ConfigError(
+            f"a secret of {len(keyring.own.secret)} bytes is soon guessed, at least "
+            f"{SECRET_BYTES_MIN} guard a port",
+            advice="make one with: openssl rand -hex 32",
+        )
     if keyring is not None and not keyring.believes:
         raise ConfigError(
             f"the credential of {keyring.own.principal} alone can guard no port: "

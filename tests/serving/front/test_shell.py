@@ -132,6 +132,18 @@ def test_elsewhere_numbers_and_own_names_are_answered(kind, statuses, monkeypatc
     assert statuses(Shell("0.0.0.0"), *hosts(kind, "evil.example", "node8")) == [421, 421]
 
 
+def test_another_user_of_the_host_sees_no_more_than_what_is_public(kind, statuses, monkeypatch):
+    monkeypatch.setattr("transfer_engine.rpc.neighbours.user_of", lambda *_: 12345)
+    asked = [
+        ("GET", kind.read),
+        (kind.method, kind.sent, [JSON], b"{}"),
+        *([("GET", kind.public)] if kind.public else []),
+    ]
+    own, *others = statuses(Shell(own_user=True), *asked), statuses(Shell(), *asked)
+    assert own[:2] == [403, 403]
+    assert all(map(is_let_through, own[2:] + others[0])), (own, others)
+
+
 def test_two_hosts_are_none(kind, statuses):
     both = ("GET", kind.read, ["Host: localhost", "Host: evil.example"])
     assert statuses(Shell(), both) == [400]
