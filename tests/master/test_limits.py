@@ -18,6 +18,7 @@ from mooncake_store.master import roster
 from mooncake_store.master.lineage import Lineage
 from mooncake_store.wire import cluster as cluster_wire
 from mooncake_store.wire import shard as wire
+from mooncake_store.worker import worker
 from tests.master.wires import ClusterWire, ShardWire
 from tests.waiting import until
 from transfer_engine import audit
@@ -42,6 +43,8 @@ def clusters(folder):
     guarded = {"secret_file": str(secret_file), "credentials": directory}
     with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         patch.setattr(credentials, "LOOK_S", 0.0)  # whoever is made may come in at once
+        # Segments without keys: what is put here is never written, and has no receipts.
+        patch.setattr(worker, "_new_key", bytes)
         yield {
             shards: stack.enter_context(
                 LocalCluster(
@@ -337,7 +340,7 @@ def test_copies_beyond_the_limit_wait_for_others_to_end(cluster, somebody):
     shard = alice.shard(cluster)
     keys = alice.keys(2)
     shard.put(keys, 100)
-    for key, place in zip(keys, shard.get(keys)[1], strict=True):
+    for key, place in zip(keys, shard.get(keys)[1][:2], strict=True):  # then come rights
         done = shard.submit(0, key, int(place["segment"]))
         assert done.status == Status.OK
         assert done.state == TaskState.SUCCESS, "it lies there already, so it counts no more"

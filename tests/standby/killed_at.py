@@ -56,9 +56,9 @@ def mounted_after(begin):
     """Workers that mount again with a master that was started anew, and the end."""
     calls = []
 
-    async def counted(cluster, request):
-        calls.append(request)
-        answer = await begin(cluster, request)
+    async def counted(*arguments):
+        calls.append(arguments)
+        answer = await begin(*arguments)
         if len(calls) > 1:
             asyncio.get_running_loop().call_later(0.1, killed)
         return answer
