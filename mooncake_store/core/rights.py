@@ -3,6 +3,7 @@
     asking = Asking(namespaces, epoch_ns, bases)
     rights = to_read(shard, asking, rows, replicas)       # of the get just made
     rights = to_write(shard, asking, digests, rows, replicas)
+    tags = content_tags(shard, digests, rows)             # of the content, by its writers
     refused = unwritten(shard, asking, client, digests, generations, receipts)
 
 Rows are as `get` and `put_start` answered them, places as they are in whole segments: where the
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mooncake_store.core import context as places
 from mooncake_store.core.kernels import rights as k
 from mooncake_store.core.records import KEYS_MAX
 from mooncake_store.core.state import INT64, UINT32, ShardState, as_column, as_words
@@ -27,7 +29,7 @@ from mooncake_store.core.state import INT64, UINT32, ShardState, as_column, as_w
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Asking", "to_read", "to_write", "unwritten"]
+__all__ = ["Asking", "content_tags", "to_read", "to_write", "unwritten"]
 
 
 class Asking(NamedTuple):
@@ -67,6 +69,16 @@ def to_write(
         state.words, asking.epoch_ns, guards.keys, asked, as_words(digests), answers, replicas,
         columns, out,
     )  # fmt: skip
+    return out
+
+
+def content_tags(
+    state: ShardState, digests: NDArray[np.uint64], answers: NDArray[Any]
+) -> NDArray[np.int64]:
+    """Return the tags of content in a get just made, as rows of two words; 0 where there is none."""
+    out = np.zeros((len(digests), 2), np.int64)
+    if state.numbers[places.TAGS_USED] and len(digests) <= KEYS_MAX:
+        k.content_tags(state.words, as_words(digests), answers, out[:, 0])
     return out
 
 

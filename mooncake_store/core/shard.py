@@ -84,6 +84,7 @@ class Shard(ShardState):
     rights_to_read = operation(rights.to_read)
     rights_to_write = operation(rights.to_write)
     unwritten = operation(rights.unwritten)
+    content_tags = operation(rights.content_tags)
     get = operation(reads.get)
     exists = operation(reads.exists)
     find_prefix = operation(reads.find_prefix)

@@ -24,6 +24,7 @@ from mooncake_store.core.context import (
     TABLE_A,
     TABLE_B,
 )
+from mooncake_store.core.kernels.cells import tag_in
 from mooncake_store.core.kernels.columns import column
 from mooncake_store.core.kernels.reads import first_offset
 from mooncake_store.core.kernels.table import find
@@ -131,6 +132,20 @@ def to_write(context, epoch, keys, asked, digests, answers, replicas, columns, o
             columns[2, m] = stamp
             m += 1
     _make(keys, asked, WRITE, columns, replicas, out)
+
+
+@njit(**KERNEL)
+def content_tags(context, digests, answers, out):
+    """out[i] = the tag of the content that a get made just now has answered, 0 for none."""
+    found = column(context, FOUND, INT32)
+    rows = column(context, ROWS, ROW)
+    table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
+    find(context, table_a, table_b, rows, digests, found)
+    for i in range(answers.shape[0]):
+        row = found[i]
+        out[i] = 0
+        if row >= 0 and answers[i].status == OK and rows[row].generation == answers[i].generation:
+            out[i] = tag_in(context, rows, row)
 
 
 @njit(**KERNEL, inline="always")

@@ -82,6 +82,7 @@ from mooncake_store.core.context import (
     TIERS,
     UINT16,
 )
+from mooncake_store.core.kernels.cells import keep_tag
 from mooncake_store.core.kernels.columns import column
 from mooncake_store.core.kernels.reads import first_offset
 from mooncake_store.core.kernels.table import (
@@ -430,7 +431,7 @@ def passed(rows, cold, row, generation):
 
 
 @njit(**KERNEL)
-def complete(context, now, client, digests, generations, checksums, status, done):
+def complete(context, now, client, digests, generations, checksums, tags, status, done):
     """End puts; `done` lists the rows that became readable, and each is an event.
 
     Returns (their number, whether any needs special care): SWAP marks a completed second
@@ -445,6 +446,7 @@ def complete(context, now, client, digests, generations, checksums, status, done
     kept = context[EVENTS_KEPT]
     place = (context[EVENTS_NEXT] - 1) % max(kept, 1)
     count, pinned, short, written, special = 0, 0, 0, 0, False
+    tagged = tags.shape[0] > 0
     marks, marked = column(context, MARKS, INT64), context[MARKED]
     for i in range(digests.shape[0]):
         row = found[i]
@@ -460,6 +462,7 @@ def complete(context, now, client, digests, generations, checksums, status, done
                     status[i] = OK  # ended by an earlier entry of this batch
                 else:
                     rows[twin].checksum = checksums[i]
+                    keep_tag(context, twin, tags[i] if tagged else np.int64(0))
                     rows[twin].flags |= DOOMED
                     status[i] = SWAP
                     special = True
@@ -477,6 +480,7 @@ def complete(context, now, client, digests, generations, checksums, status, done
             status[i] = OK
             rows[row].state = READABLE
             rows[row].checksum = checksums[i]
+            keep_tag(context, row, tags[i] if tagged else np.int64(0))
             rows[row].lease_end = rows[row].holders = 0
             short += missing(rows, cold, row)
             written += rows[row].size
