@@ -73,6 +73,7 @@ PROSE = re.compile(
 SHARED = {
     ("mooncake_store", "transfer_engine.kernels.xxh3"): "keys are hashed as blocks are",
     ("mooncake_store", "transfer_engine.kernels.siphash"): "memory is read as there",
+    ("mooncake_store", "transfer_engine.kernels.rights"): "rights are what owners make of them",
 }
 
 CHANGE_KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}

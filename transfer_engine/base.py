@@ -329,7 +329,7 @@ class Batch:
         self.statuses[self.statuses == 0] = status
 
     def make_tags(self) -> None:
-        """Make the tags that no transport has made, once all was moved; its memory is the host's."""
+        """Make the tags that no transport has made, once all was moved, in memory of the host."""
         if self.tagging is not None and self.tags is not None:
             left = np.flatnonzero((self.statuses == 0) & (self.tags == 0))
             if left.size:

@@ -35,6 +35,10 @@ def as_column(values: ArrayLike) -> Columns:
 
 def as_rights(values: ArrayLike, count: int) -> Columns:
     """Return rows (tag, stamp), one per request, as `as_column` does."""
+    if type(values) is np.ndarray and values.dtype is _INT64 and values.shape == (count, 2):
+        flags = values.flags
+        if flags.c_contiguous and flags.writeable:
+            return values
     rights = np.ascontiguousarray(values, dtype=np.int64)
     if rights.shape != (count, 2):
         raise InvalidArgumentError(

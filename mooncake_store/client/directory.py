@@ -163,8 +163,8 @@ class Directory:
                     )
                 except ConfigError as error:
                     raise UnavailableError(
-                        f"over {required} alone a reader or writer shows rights to memory, and this "
-                        "client does without it",
+                        f"over {required} alone rights to memory are shown, as a reader or writer "
+                        "has to, and this client does without it",
                         peer=str(target.descriptor),
                         operation="open",
                         advice=f"let the client use {required}, in its setting transports",

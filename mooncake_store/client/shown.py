@@ -114,9 +114,7 @@ class Rights:
             return True, None
         return not tagged.all(), tagging
 
-    def sums(
-        self, index: Column, tags: NDArray[np.uint64], sums: Column, wanted: Column
-    ) -> Column:
+    def sums(self, index: Column, tags: NDArray[np.uint64], sums: Column, wanted: Column) -> Column:
         """The checksums of keys, or none, where tags are to decide: wanted ones, or others."""
         contents = self.contents[index]
         decided = np.where(contents == tags.view(np.int64), wanted, ~wanted)
@@ -156,9 +154,7 @@ class ShownLeases(Leases):
         """Do as `lookup`, with the rights of the keys."""
         with self._lock:
             found = rights.chosen, rights.contents
-            return int(
-                kernels.lookup_shown(self._table, self._rights, digests, now, cols, *found)
-            )
+            return int(kernels.lookup_shown(self._table, self._rights, digests, now, cols, *found))
 
     def remember_shown(
         self, digests: Column, index: Column, now: int, cols: Column, rights: Rights

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ObjectStat", "exists", "find_prefix", "get", "list_objects", "release", "renew", "stat"]
+__all__ = [
+    "ObjectStat", "exists", "find_prefix", "foreign", "get", "list_objects", "release", "renew",
+    "stat",
+]  # fmt: skip
 
 SCAN_ROWS = 65_536
 """Rows looked at in one step of a listing."""
@@ -93,6 +96,19 @@ def exists(state: ShardState, digests: NDArray[np.uint64]) -> NDArray[np.bool_]:
         return out
     k.exists(state.words, as_words(digests), out)
     return out
+
+
+def foreign(
+    state: ShardState, digests: NDArray[np.uint64], tenant: int
+) -> NDArray[np.bool_] | None:
+    """Return which keys are those of objects, readable or not, of other tenants; None for none."""
+    out = np.empty(len(digests), np.bool_)
+    if len(digests) > KEYS_MAX:
+        for first in range(0, len(digests), KEYS_MAX):
+            part = slice(first, first + KEYS_MAX)
+            k.foreign(state.words, tenant, as_words(digests[part]), out[part])
+        return out if out.any() else None
+    return out if k.foreign(state.words, tenant, as_words(digests), out) else None
 
 
 def find_prefix(state: ShardState, digests: NDArray[np.uint64]) -> int:

@@ -3,8 +3,7 @@
     asking = Asking(namespaces, epoch_ns, bases)
     rights = to_read(shard, asking, rows, replicas)       # of the get just made
     rights = to_write(shard, asking, digests, rows, replicas)
-    tags = content_tags(shard, digests, rows)             # of the content, by its writers
-    refused = unwritten(shard, asking, client, digests, generations, receipts)
+    statuses = put_end(shard, asking, client, digests, generations, checksums, receipts)
 
 Rows are as `get` and `put_start` answered them, places as they are in whole segments: where the
 slice of the shard begins in each, `bases` says. Nothing is remembered of a right: what it was made
@@ -21,15 +20,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mooncake_store.core import context as places
+from mooncake_store.core import puts
 from mooncake_store.core.kernels import rights as k
-from mooncake_store.core.records import KEYS_MAX
+from mooncake_store.core.records import KEYS_MAX, Status
 from mooncake_store.core.state import INT64, UINT32, ShardState, as_column, as_words
+from transfer_engine.kernels.rights import READ, WRITE, granted, lacking
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Asking", "content_tags", "to_read", "to_write", "unwritten"]
+__all__ = ["DRIFT_TICKS", "Asking", "put_end", "to_read", "to_write", "unwritten"]
+
+DRIFT_TICKS = 16
+"""Ends of rights that differ by no more are the same: the shard may have been started again since,
+on another host, where its clock is a little further."""
 
 
 class Asking(NamedTuple):
@@ -47,11 +51,9 @@ def to_read(
     state: ShardState, asking: Asking, answers: NDArray[Any], replicas: NDArray[Any]
 ) -> NDArray[np.int64]:
     """Return tag and stamp for each replica in the answer to a get just made."""
-    out, columns = _room(replicas)
-    guards = state.space.guards
-    asked = guards.asked(asking.namespaces)
-    k.to_read(state.now, asking.epoch_ns, guards.keys, asked, answers, replicas, columns, out)
-    return out
+    places, asked = _places(len(replicas)), state.space.guards.asked(asking.namespaces)
+    k.to_read(state.now, asking.epoch_ns, asked, answers, replicas, places)
+    return _granted(state, places, READ, len(replicas))
 
 
 def to_write(
@@ -62,28 +64,10 @@ def to_write(
     replicas: NDArray[Any],
 ) -> NDArray[np.int64]:
     """Return tag and stamp for each replica that puts of these keys were answered."""
-    out, columns = _room(replicas)
-    guards = state.space.guards
-    asked = guards.asked(asking.namespaces)
-    k.to_write(
-        state.words, asking.epoch_ns, guards.keys, asked, as_words(digests), answers, replicas,
-        columns, out,
-    )  # fmt: skip
-    return out
-
-
-def content_tags(
-    state: ShardState, digests: NDArray[np.uint64], answers: NDArray[Any]
-) -> NDArray[np.int64]:
-    """Return the tags of content in a get just made, as rows of two words; 0 where there is none."""
-    out = np.zeros((len(digests), 2), np.int64)
-    if state.numbers[places.TAGS_USED] and len(digests) <= KEYS_MAX:
-        k.content_tags(state.words, as_words(digests), answers, out[:, 0])
-    return out
-
-
-def _room(replicas: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    return np.empty((len(replicas), 2), np.int64), np.empty((4, len(replicas)), np.int64)
+    places, asked = _places(len(replicas)), state.space.guards.asked(asking.namespaces)
+    words = as_words(digests)
+    k.to_write(state.words, asking.epoch_ns, asked, words, answers, replicas, places)
+    return _granted(state, places, WRITE, len(replicas))
 
 
 def unwritten(
@@ -100,13 +84,61 @@ def unwritten(
     sense nothing is said: `put_end` refuses these.
     """
     out = np.zeros(len(digests), np.bool_)
-    if len(digests) > KEYS_MAX or len(generations) != len(digests):
-        return out
-    guards = state.space.guards
-    asked = guards.asked(asking.namespaces)
-    given = as_column(np.sort(receipts), INT64)
-    k.unwritten(
-        state.words, client, asking.epoch_ns, guards.keys, asked, asking.bases, as_words(digests),
-        as_column(generations, UINT32), given, out,
-    )  # fmt: skip
+    _unwritten(state, asking, client, digests, generations, receipts, out)
+    return out
+
+
+def _unwritten(
+    state: ShardState,
+    asking: Asking,
+    client: int,
+    digests: NDArray[np.uint64],
+    generations: NDArray[np.uint32],
+    receipts: NDArray[np.int64],
+    out: NDArray[np.bool_],
+) -> int:
+    n = len(digests)
+    if n > KEYS_MAX or len(generations) != n:
+        return 0
+    most = n * state.replicas_most
+    places, whose = _places(most), np.empty(most, np.int64)
+    guards, words = state.space.guards, as_words(digests)
+    given = guards.asked(asking.namespaces), asking.bases, words, as_column(generations, UINT32)
+    count = k.to_show(state.words, client, asking.epoch_ns, *given, places, whose)
+    shown = as_column(np.sort(receipts) if len(receipts) > 1 else receipts, INT64)
+    found: int = lacking(guards.keys, places, count, DRIFT_TICKS, shown, whose, out)
+    return found
+
+
+def put_end(
+    state: ShardState,
+    asking: Asking,
+    client: int,
+    digests: NDArray[np.uint64],
+    generations: NDArray[np.uint32],
+    checksums: NDArray[np.uint64],
+    receipts: NDArray[np.int64],
+    tags: NDArray[np.uint64] | None = None,
+) -> NDArray[np.int16]:
+    """Make objects readable of which the owners of all places say that they were written."""
+    refused = np.zeros(len(digests), np.bool_)
+    if not _unwritten(state, asking, client, digests, generations, receipts, refused):
+        return puts.put_end(state, client, digests, generations, checksums, asked=True, tags=tags)
+    statuses, rest = np.full(len(digests), Status.INVALID_WRITE, np.int16), ~refused
+    given = digests[rest], generations[rest], checksums[rest]
+    if tags is not None and len(tags) == len(rest):  # else it is refused
+        tags = tags[rest]
+    statuses[rest] = puts.put_end(state, client, *given, asked=True, tags=tags)
+    return statuses
+
+
+def _places(count: int) -> NDArray[np.int64]:
+    return np.empty((5, count), np.int64)
+
+
+def _granted(
+    state: ShardState, places: NDArray[np.int64], kind: int, count: int
+) -> NDArray[np.int64]:
+    out = np.empty((count, 2), np.int64)
+    granted(state.space.guards.keys, places, kind, out)
     return out

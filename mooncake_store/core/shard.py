@@ -31,6 +31,7 @@ from mooncake_store.core import (
     removal,
     renames,
     rights,
+    tags,
 )
 from mooncake_store.core.facts import ClientFact, ClosedFact, TenantFact
 from mooncake_store.core.figures import ShardStats, totals
@@ -40,7 +41,7 @@ from mooncake_store.core.janitor import Janitor
 from mooncake_store.core.operation import operation
 from mooncake_store.core.options import ShardConfig
 from mooncake_store.core.records import SEGMENT_BYTES_MAX, SegmentState, State, Status, Tier
-from mooncake_store.core.state import CLIENTS_MAX, TENANTS_MAX, Client, ShardState, Tenant, as_words
+from mooncake_store.core.state import CLIENTS_MAX, TENANTS_MAX, Client, ShardState, Tenant
 from mooncake_store.core.tasks import Task, TaskKind, Tasks
 
 if TYPE_CHECKING:
@@ -84,9 +85,11 @@ class Shard(ShardState):
     rights_to_read = operation(rights.to_read)
     rights_to_write = operation(rights.to_write)
     unwritten = operation(rights.unwritten)
-    content_tags = operation(rights.content_tags)
+    put_end_shown = operation(rights.put_end)
+    tell_tags = operation(tags.tell_tags)
     get = operation(reads.get)
     exists = operation(reads.exists)
+    foreign = reads.foreign
     find_prefix = operation(reads.find_prefix)
     renew = operation(reads.renew)
     release = operation(reads.release)
@@ -381,13 +384,6 @@ class Shard(ShardState):
         return self.janitor.cancel_drain(number)
 
     # Observation.
-
-    def foreign(self, digests: Digests, tenant: int) -> NDArray[np.bool_]:
-        """Which keys are those of objects, readable or not, of other tenants."""
-        found = self.table.find(as_words(digests))
-        others = found >= 0
-        others[others] = self.cold["tenant"][found[others]] != tenant
-        return others
 
     def event_snapshot(
         self, cursor: int = 0, rows_max: int = 65_536, tenant: int | None = None

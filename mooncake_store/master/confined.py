@@ -47,7 +47,8 @@ class Confinement:
 
         Raises AuthError where objects are to begin under one, in the column `begun`.
         """
-        if begun and self._shard.foreign(getattr(request, begun), peer.tenant).any():
+        begins = getattr(request, begun) if begun else None
+        if begins is not None and self._shard.foreign(begins, peer.tenant) is not None:
             what = "a key is taken by an object of another namespace"
             audit.refused(peer.who, operation, what, "key")
             raise AuthError(
@@ -59,7 +60,7 @@ class Confinement:
         for column in columns:
             keys = getattr(request, column)
             foreign = self._shard.foreign(keys, peer.tenant)
-            if foreign.any():
+            if foreign is not None:
                 own = keys.copy()
                 own[foreign] = nobody
                 own.setflags(write=False)
@@ -67,7 +68,7 @@ class Confinement:
         digest = getattr(request, "digest", None)
         if digest is not None:
             alone = digest_of(digest).reshape(1, 2)
-            if self._shard.foreign(alone, peer.tenant).any():
+            if self._shard.foreign(alone, peer.tenant) is not None:
                 request = msgspec.structs.replace(request, digest=self._nobody)
         return request
 

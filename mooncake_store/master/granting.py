@@ -3,8 +3,8 @@
     replicas = granting.to_read(peer, digests, rows, replicas)  # with the rights, and the tags
     statuses = granting.put_end(peer, digests, generations, checksums, receipts, tags)
 
-Besides, their puts have a tag of the content (`transfer_engine.tagging`), under a key that nobody
-has here; gets of them are told it. What others put has none.
+Besides, what they put has a tag of its content, which they alone make and compare, and which their
+gets are told (`core.tags`).
 
 Nobody else comes here. Dates are by this host's clock, as it was when the shard was started: it is
 not put right meanwhile, so that the end of a right stays what it was. O(n + replicas).
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.core.records import Status
 from mooncake_store.core.rights import Asking
 from mooncake_store.master.words import words
 
@@ -53,7 +52,7 @@ class Granting:
         """
         now, shard = self._site.now(), self._shard
         rights = shard.rights_to_read(now, self._asking(peer), rows, replicas)
-        return _together(replicas, rights, shard.content_tags(now, digests, rows))
+        return _together(replicas, rights, shard.tell_tags(now, digests, rows))
 
     def to_write(
         self,
@@ -78,18 +77,8 @@ class Granting:
         tags: NDArray[np.uint64] | None = None,
     ) -> NDArray[np.int16]:
         """Make objects readable of which the owners of all places say that they were written."""
-        now, shard = self._site.now(), self._shard
-        refused = shard.unwritten(
-            now, self._asking(peer), peer.handle, digests, generations, receipts
-        )
-        if not refused.any():
-            given = digests, generations, checksums
-            return shard.put_end(now, peer.handle, *given, asked=True, tags=tags)
-        statuses, rest = np.full(len(digests), Status.INVALID_WRITE, np.int16), ~refused
-        given = digests[rest], generations[rest], checksums[rest]
-        tags = None if tags is None else tags[rest]
-        statuses[rest] = shard.put_end(now, peer.handle, *given, asked=True, tags=tags)
-        return statuses
+        given = peer.handle, digests, generations, checksums, receipts, tags
+        return self._shard.put_end_shown(self._site.now(), self._asking(peer), *given)
 
 
 def _together(replicas: NDArray[Any], *more: NDArray[np.int64]) -> NDArray[np.uint64]:

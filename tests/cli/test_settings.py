@@ -58,7 +58,7 @@ def started(monkeypatch):
 TYPED = {
     "host": "127.0.0.2", "master": "127.0.0.1:7", "rails": "127.0.0.2:7", "quotas": "x=2MiB",
     "data_networks": "10.0.0.0/8", "reached_as": "10.96.0.1:50051",
-    "namespace_offloads": "x=write",
+    "namespace_offloads": "x=write", "namespace": "team-a",
     "lease_ttl_max": "7m", "put_release": "20m", "soft_pin_ttl_max": "2d", "client_ttl": "20s",
     "ping_interval": "500ms", "suspect_after_pings": "4", "eviction_policy": "sieve",
 }  # fmt: skip

@@ -151,7 +151,12 @@ def rights_to_memory(seed):
         given = 0, asking, client, digests, generations
         said += [rights, shard.unwritten(*given, np.array(shown[1:], np.int64))]
         assert said[-1].sum() == 1
-        shard.put_end(0, client, digests, generations, np.zeros(20, np.uint64), asked=True)
+        checksums = np.zeros(20, np.uint64)
+        said.append(shard.put_end_shown(*given, checksums, np.array(shown[1:], np.int64)))
+        shard.put_end(0, client, digests, generations, checksums, asked=True)
+    said += [shard.foreign(digests, 1)]
+    assert said[-1].all()
+    assert shard.foreign(digests, 0) is None
     rows, places = shard.get(0, client, digests, 10**9)
     return [*said, shard.rights_to_read(0, asking, rows, places)]
 

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mooncake_store.core.kernels.rights import DRIFT_TICKS
 from mooncake_store.core.records import Status as S
-from mooncake_store.core.rights import Asking
+from mooncake_store.core.rights import DRIFT_TICKS, Asking
 from tests.core.asked import EPOCH_MS, MS, key_of, receipt, right
 from tests.core.lab import MIB, SECOND, Lab, digests_of
 from transfer_engine.kernels.rights import READ, TICK_MS, WRITE, end_of, stamp_of

@@ -59,6 +59,9 @@ READ_BYTES = 1 << 16
 REST_BYTES_MAX = 4 << 20
 NAMESPACES = ("default", "fuzz", "other")
 SERVICES = ("mooncake", "mooncake-shard", "mooncake-admin", "mooncake-liveness", "transfer", "echo")
+SHOWN = stream.READ_SHOWN, stream.WRITE_SHOWN
+RIGHTS = 0, 1, -1, -(1 << 63), (1 << 63) - 1, int(time.time() * 250) + 10_000 << 24
+"""Words of rights that nobody gave; the last would hold for a while as a stamp."""
 HANDSHAKES = {
     handshake.HELLO: Cold(handshake._Hello),
     handshake.PROOF: Cold(handshake._ProofBody),
@@ -338,22 +341,24 @@ class DataVisits:
         if rng.random() < 0.3:
             return self._question(rng)
         count = rng.choice((0, 1, 1, 2, 8, 100))
-        opcode = rng.choice((stream.READ, stream.READ, stream.WRITE))
+        opcode = rng.choice((stream.READ, stream.READ, stream.WRITE, *SHOWN))
         edges = (0, 1, 4096, (64 << 20) - 8, 64 << 20, -8, (1 << 63) - 1)
         offsets = [rng.choice(edges) if rng.random() < 0.3 else rng.randrange(64 << 20)
                    for _ in range(count)]  # fmt: skip
         lengths = [rng.choice((0, 1, 8, 1000)) for _ in range(count)]
-        if opcode == stream.READ and count and rng.random() < 0.1:
+        writing = opcode in (stream.WRITE, stream.WRITE_SHOWN)
+        if not writing and count and rng.random() < 0.1:
             lengths[-1] = rng.choice((-1, 1 << 40, (1 << 63) - 1))
         uuid = self._segment if rng.random() < 0.8 else rng.randbytes(16)
         fence = rng.choice((0, 0, 0, 1, (1 << 64) - 1))
+        shown = [rng.choice(RIGHTS) for _ in range(2 * count)] if opcode in SHOWN else []
+        numbers = offsets + lengths + shown
         head = stream.REQUEST.pack(
-            MAGIC, VERSION, 0, opcode, stream.REQUEST_BODY_BYTES + 16 * count, 0,
+            MAGIC, VERSION, 0, opcode, stream.REQUEST_BODY_BYTES + 8 * len(numbers), 0,
             rng.randrange(1 << 64), uuid, fence, count,
         )  # fmt: skip
-        columns = b"".join(each.to_bytes(8, "little", signed=True) for each in offsets + lengths)
-        data = bytes(sum(lengths)) if opcode == stream.WRITE else b""
-        return head + columns + data
+        columns = b"".join(each.to_bytes(8, "little", signed=True) for each in numbers)
+        return head + columns + (bytes(sum(lengths)) if writing else b"")
 
     def _question(self, rng: random.Random) -> bytes:
         kinds = (notify.Find, notify.Survey, notify.Post, notify.Probe, notify.Sync)

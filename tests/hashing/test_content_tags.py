@@ -1,4 +1,4 @@
-"""Tags of content: what they are, that they notice what checksums do not, and that pieces are alike.
+"""Tags of content: what they are, that they notice what checksums do not, and pieces are alike.
 
 `.py_func` runs the same code without JIT; the reference here is written from the papers, and shares
 no code with it. A wrong tag meets the right one in 2^63 tries: none here does.

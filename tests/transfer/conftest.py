@@ -106,7 +106,7 @@ def kernels(request, monkeypatch):
     monkeypatch.setattr(moving, "last_errno", ctypes.get_errno)
     monkeypatch.setattr(moving, "now_ns", lambda clock: time.monotonic_ns())
     for name in ("check_batch", "check_ranges", "_copy", "copy_batch", "build_iov", "move_iov",
-                 "move_some", "_fill", "exchange", "exchange_one", "columns_bytes",
+                 "move_some", "_fill", "_hear", "exchange", "exchange_one", "columns_bytes",
                  "take_request"):  # fmt: skip
         monkeypatch.setattr(moving, name, getattr(moving, name).py_func)
     return moving
@@ -121,7 +121,7 @@ def serving(kernels, monkeypatch):
             monkeypatch.setattr(serving_kernels, name, getattr(kernels, name))
         monkeypatch.setattr(serving_kernels, "_recv", kernels._recv)
         monkeypatch.setattr(serving_kernels, "_sched_yield", kernels._sched_yield)
-        for name in ("_poll", "_find", "_belongs", "_now_ms", "_shown_columns", "_permitted",
-                     "_judge", "_move", "_taken", "serve", "change"):  # fmt: skip
+        for name in ("_poll", "_find", "_belongs", "_look_at_clock", "_shown_columns", "_permitted",
+                     "_judge", "_move", "_answer_write", "serve", "change"):  # fmt: skip
             monkeypatch.setattr(serving_kernels, name, getattr(serving_kernels, name).py_func)
     return serving_kernels

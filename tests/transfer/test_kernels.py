@@ -237,9 +237,9 @@ def test_exchange_and_take_request_are_two_ends_of_one_message(kernels):
         message[moving.REPLY_WORDS + 1] = 16 * 2
         message[moving.COLUMNS_AT - 1] = 2
         expected = column(11, 22, 33)
-        state = column(0, 0, 0, 0, 0)
-        args = (one.fileno(), *columns, statuses(2, 0), column(), message, np.zeros(6, np.int64),
-                expected)  # fmt: skip
+        state = column(0, 0, 0, 0, 0, 0)
+        none, iov = np.zeros((0, 2), np.int64), np.zeros(6, np.int64)
+        args = (one.fileno(), *columns, statuses(2, 0), none, message, iov, expected)
         assert (
             int(kernels.exchange(*args, 0, 0, 2, state)) == 11
         )  # EAGAIN: the reply is not there yet
@@ -281,7 +281,8 @@ def drive(sock, columns, receiving, tries=20_000):
     work, state = np.zeros(stream.WORK_WORDS, np.int64), column(0, 0, 0, 0, 0)
     owner, iov = np.zeros(stream.HASH_WORDS, np.uint64), np.zeros(32, np.int64)
     for _ in range(tries):
-        args = (addresses, lengths, verdicts, sums, tags, iov, work, owner, *known, receiving, state)
+        wanted = sums, tags, iov, work, owner, *known
+        args = (addresses, lengths, verdicts, *wanted, receiving, state)
         code = int(stream.move_hashed(sock.fileno(), *args))
         if code == moving.MOVED_ALL:
             return sums, tags

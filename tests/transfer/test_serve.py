@@ -8,20 +8,24 @@ import time
 import numpy as np
 import pytest
 
+from tests.transfer.rights import KEY, granted, receipts
 from tests.waiting import until, until_idle
 from transfer_engine import Segment, TransferEngine, TransferServer
 from transfer_engine.errors import NotFoundError
-from transfer_engine.kernels import used_rights
+from transfer_engine.kernels import rights, used_rights
 from transfer_engine.kernels.moving import COLUMNS_AT, PEER_CLOSED, REPLY_WORDS, UNEXPECTED
+from transfer_engine.transports.guarding import namespace_word
 from transfer_engine.transports.stream import (
     DATA_BYTES_MAX,
     FIXED,
     READ,
+    READ_SHOWN,
     REPLY,
     REPLY_BODY_BYTES,
     REQUEST,
     REQUEST_BODY_BYTES,
     WRITE,
+    WRITE_SHOWN,
 )
 from transfer_engine.transports.tcp_server import TcpServer
 from transfer_engine.wire.frame import MAGIC, VERSION
@@ -30,20 +34,23 @@ from transfer_engine.wire.frame import REPLY as REPLY_FLAG
 UUID = bytes(range(16))
 
 
-def request(opcode, ranges, number=7, uuid=UUID):
-    body = REQUEST_BODY_BYTES + 16 * len(ranges)
+def request(opcode, ranges, number=7, uuid=UUID, shown=None):
+    columns = np.array(ranges, np.int64).reshape(-1, 2).T.tobytes()
+    columns += b"" if shown is None else shown.T.tobytes()
+    body = REQUEST_BODY_BYTES + len(columns)
     head = REQUEST.pack(MAGIC, VERSION, 0, opcode, body, 0, number, uuid, 0, len(ranges))
-    return head + np.array(ranges, np.int64).reshape(-1, 2).T.tobytes()
+    return head + columns
 
 
-def reply(opcode, number, data):
-    return REPLY.pack(MAGIC, VERSION, REPLY_FLAG, opcode, REPLY_BODY_BYTES, 0, number, data, 0)
+def reply(opcode, number, data, more=0):
+    body = REPLY_BODY_BYTES + more
+    return REPLY.pack(MAGIC, VERSION, REPLY_FLAG, opcode, body, 0, number, data, 0)
 
 
 class Loop:
     """One end of a socket pair, served by the kernel; the other is the client's."""
 
-    def __init__(self, kernels, spin_ns=0, watch=1):
+    def __init__(self, kernels, spin_ns=0, watch=1, room=8):
         self.kernels = kernels
         self.client, self.owner = socket.socketpair()
         self.client.settimeout(60)
@@ -61,8 +68,8 @@ class Loop:
         self.naming = np.zeros(2, np.int64)
         self.watch = np.zeros(watch, np.int64)
         self.spin_ns = spin_ns
-        self.message = np.zeros(COLUMNS_AT + 8, np.int64)
-        self.iov = np.zeros(8, np.int64)
+        self.message = np.zeros(COLUMNS_AT + room, np.int64)
+        self.iov = np.zeros(8 + 2 * room, np.int64)
         self.state = np.zeros(kernels.STATE_WORDS, np.int64)
 
     def take(self, data):
@@ -226,6 +233,86 @@ def test_with_one_processor_nobody_polls(serving):
     loop.take(request(READ, [(0, 8)]))
     assert loop.serve() == loop.kernels.IDLE
     loop.close()
+
+
+# What is guarded.
+
+
+@pytest.fixture
+def guarded(loop):
+    """The loop, whose segment is guarded, and a peer who has to show rights."""
+    loop.rows[-4:] = 1, *np.frombuffer(KEY, np.int64), namespace_word("tenants")
+    loop.peer = np.array([1, 1, 1000, namespace_word("others")])
+    return loop
+
+
+@pytest.mark.parametrize("ranges", [[(8, 16)], [(8, 16), (4000, 8)] * 6])
+def test_rights_are_judged_in_the_loop(serving, ranges):
+    loop = Loop(serving, room=4 * len(ranges))
+    loop.rows[-4:-1] = 1, *np.frombuffer(KEY, np.int64)
+    loop.peer = np.array([1, 1, 1000])
+    columns = np.array(ranges).T
+    loop.take(request(READ_SHOWN, ranges, shown=granted(rights.READ, *columns)))
+    assert loop.serve() == loop.kernels.IDLE
+    size = int(columns[1].sum())
+    assert loop.receive(REPLY.size) == reply(READ_SHOWN, 7, size)
+    assert loop.receive(size) == b"".join(
+        loop.memory[at : at + length].tobytes() for at, length in ranges
+    )
+    shown = granted(rights.WRITE, *columns)
+    loop.take(request(WRITE_SHOWN, ranges, shown=shown))
+    loop.client.send(bytes(size))
+    assert loop.serve() == loop.kernels.IDLE
+    count = len(ranges)
+    assert loop.receive(REPLY.size) == reply(WRITE_SHOWN, 7, 0, more=8 * count)
+    assert loop.receive(8 * count) == receipts(*columns, shown).tobytes()
+    assert not any(loop.memory[at : at + length].any() for at, length in ranges)
+    loop.take(request(WRITE_SHOWN, ranges, shown=shown))
+    assert loop.serve() == UNEXPECTED, "the right was used"
+    loop.close()
+
+
+@pytest.mark.parametrize("opcode", [READ, WRITE, READ_SHOWN, WRITE_SHOWN])
+def test_who_shows_no_good_rights_is_left_to_python(guarded, opcode):
+    shown = np.ones((1, 2), np.int64) if opcode in (READ_SHOWN, WRITE_SHOWN) else None
+    guarded.take(request(opcode, [(8, 16)], shown=shown))
+    assert guarded.serve() == UNEXPECTED
+    assert guarded.state[3] == guarded.kernels.JUDGE
+    assert not guarded.naming.any()
+
+
+def test_who_belongs_to_the_namespace_of_a_segment_is_asked_nothing(guarded):
+    guarded.peer[-1] = namespace_word("tenants")
+    guarded.take(request(READ, [(8, 16)]))
+    assert guarded.serve() == guarded.kernels.IDLE
+    guarded.peer[1] = 0
+    guarded.take(request(WRITE, [(8, 16)]))
+    assert guarded.serve() == UNEXPECTED
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.5, True), (60, False)])
+def test_a_right_that_ends_while_the_kernel_waits_is_told(guarded, seconds, told):
+    guarded.owner.setblocking(False)
+    shown = granted(rights.WRITE, [8], [16], seconds=seconds)
+    guarded.take(request(WRITE_SHOWN, [(8, 16)], shown=shown))
+    before = time.monotonic() * 1000
+    code = guarded.serve()
+    assert (code == guarded.kernels.ENDING) == told
+    left = guarded.state[guarded.kernels.ENDS] - before
+    assert seconds * 1000 - 5000 < left <= seconds * 1000 + 5000
+
+
+def test_bytes_that_come_after_the_end_of_a_right_are_not_taken(guarded):
+    guarded.owner.setblocking(False)
+    shown = granted(rights.WRITE, [8], [16], seconds=60)
+    guarded.take(request(WRITE_SHOWN, [(8, 16)], shown=shown))
+    guarded.serve()  # it waits
+    before = guarded.memory.copy()
+    guarded.client.send(bytes(16))
+    guarded.state[guarded.kernels.ENDS] = int(time.monotonic() * 1000) - 1
+    assert guarded.serve() == guarded.kernels.ENDING
+    assert guarded.state[3] == guarded.kernels.TAKE
+    assert np.array_equal(guarded.memory, before)
 
 
 # The loop at work in a server.

@@ -29,8 +29,6 @@ How it is built
 A tag is never 0, which stands for none. Nothing is checked. Complexity: O(bytes) each, O(1) memory.
 """
 
-import ctypes
-
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -48,7 +46,6 @@ from transfer_engine.kernels.primitives import (
     _splat,
     copy,
     load32,
-    load64,
 )
 from transfer_engine.kernels.siphash import TOP, _absorbed, _begun, _ended
 

@@ -340,12 +340,13 @@ def exchange(
 ):  # fmt: skip
     """Run one request of a client from its columns to its data, as far as nothing unusual comes.
 
-    rights: none, or n pairs (tag, stamp); the receipts of a write then come to RECEIPTS_AT.
-    message: the request header is set, its columns are filled here; iov: room for n + 1 entries.
-    expected: the words 0..2 of the reply to a batch that succeeds in full. state: as `move_iov`,
-    then [phase, whether spinning helped, bytes ahead]; all zero at the start. Phases: 0 start, 1 sending, 2
-    waiting for the reply header, 3 receiving data, 4 done. apart: 1 leaves the data to the caller:
-    it stops with MOVED_ALL where data comes, before phase 2 or 3. spins: see `_fill`. Returns as
+    rights: no rows, or n of (tag, stamp), as int64[n, 2]; the receipts of a write then come to
+    RECEIPTS_AT. message: the request header is set, its columns are filled here; iov: room for
+    n + 1 entries. expected: the words 0..2 of the reply to a batch that succeeds in full. state: as
+    `move_iov`, then [phase, whether spinning helped, bytes ahead]; all zero at the start. Phases: 0
+    start, 1 sending, 2 waiting for the reply header, 3 receiving data, 4 done. apart: 1 leaves the
+    data to the caller: it stops with MOVED_ALL where data comes, before phase 2 or 3. spins: see
+    `_fill`. Returns as
     `move_iov`, or UNEXPECTED with the reply header in message[:REPLY_WORDS] and nothing of what
     follows it received but the bytes ahead, which are at RECEIPTS_AT. O(n).
     """
@@ -360,8 +361,8 @@ def exchange(
         if rights.size > 0:
             columns = SHOWN_COLUMNS
             for i in range(count):
-                message[COLUMNS_AT + 2 * count + i] = rights[2 * i]
-                message[COLUMNS_AT + 3 * count + i] = rights[2 * i + 1]
+                message[COLUMNS_AT + 2 * count + i] = rights[i, 0]
+                message[COLUMNS_AT + 3 * count + i] = rights[i, 1]
         iov[1] = 8 * (REQUEST_WORDS + columns * count)
         entries = 0
         if writing != 0 and apart == 0:
@@ -435,8 +436,9 @@ def exchange_one(
         one[3] = tag
         one[4] = stamp
     statuses = np.zeros(1, dtype=np.int32)
+    right = one[3:5].reshape((1, 2))
     return exchange(
-        fd, one[:1], one[1:2], one[2:3], statuses, one[3:5] if shown else one[:0], message,
+        fd, one[:1], one[1:2], one[2:3], statuses, right if shown else right[:0], message,
         room[_IOV_AT:], expected, writing, 0, spins, state,
     )  # fmt: skip
 
@@ -496,6 +498,7 @@ def warmup() -> None:
     build_iov(address, column, length, statuses, iov, address, 8)
     message = np.zeros(COLUMNS_AT + 2, dtype=np.int64)
     expected = np.zeros(3, dtype=np.int64)
+    no_rights = np.zeros((0, 2), dtype=np.int64)
     one, other = socket.socketpair()
     with one, other:
         build_iov(address, column, length, statuses, iov, 0, 0)
@@ -507,7 +510,7 @@ def warmup() -> None:
         message[REPLY_WORDS + 1] = 16
         state = np.zeros(6, dtype=np.int64)
         exchange(
-            one.fileno(), column, column, starts, statuses, column[:0], message, iov, expected, 0,
+            one.fileno(), column, column, starts, statuses, no_rights, message, iov, expected, 0,
             0, 1, state,
         )  # fmt: skip
         fixed = np.zeros(FIXED_WORDS, dtype=np.int64)

@@ -94,9 +94,93 @@ def tags_of(key_low, key_high, offsets, lengths, kind, stamps, out):
         out[i] = tag_of(key_low, key_high, offsets[i], lengths[i], kind, stamps[i])
 
 
+@njit(cache=True, nogil=True)
+def granted(keys, columns, kind, out):
+    """Make rights to n places, under several keys: out[i] = (tag, stamp). O(n).
+
+    columns: int64[5, n or more], which of the keys, offset, length, end in ms since 1970 and
+    generation; what is in the last two is lost. Both words are 0 for an end of 0. keys:
+    int64[m, 2]; out: int64[n, 2].
+    """
+    count = out.shape[0]
+    _make(keys, columns, count, kind)
+    for i in range(count):
+        out[i, 0] = columns[4, i] if columns[3, i] else 0
+        out[i, 1] = columns[3, i]
+
+
+@njit(cache=True, nogil=True)
+def _make(keys, columns, count, kind):
+    """Put stamps in place of the ends of `count` places, and tags in place of generations. O(n)."""
+    for i in range(count):
+        if columns[3, i] > 0:
+            columns[3, i] = stamp_of(columns[3, i], columns[4, i])
+    at = 0
+    while at < count:
+        key, stop = columns[0, at], at + 1
+        while stop < count and columns[0, stop] == key:
+            stop += 1
+        offsets, lengths = columns[1, at:stop], columns[2, at:stop]
+        stamps, tags = columns[3, at:stop], columns[4, at:stop]
+        if stop - at < LANES_MIN:
+            for i in range(stop - at):
+                tags[i] = tag_of(
+                    keys[key, 0], keys[key, 1], offsets[i], lengths[i], kind, stamps[i]
+                )
+        else:
+            tags_of(keys[key, 0], keys[key, 1], offsets, lengths, kind, stamps, tags)
+        at = stop
+
+
+@njit(cache=True, nogil=True)
+def _has(receipts, tag):
+    """Whether a tag is among receipts, which are sorted. O(log n)."""
+    low, high = 0, receipts.shape[0]
+    while low < high:
+        middle = (low + high) >> 1
+        if receipts[middle] < tag:
+            low = middle + 1
+        else:
+            high = middle
+    return low < receipts.shape[0] and receipts[low] == tag
+
+
+@njit(cache=True, nogil=True)
+def lacking(keys, columns, count, drift, receipts, whose, out):
+    """out[whose[i]] = 1 where nobody has said that place i was written by a right; how many. O(n).
+
+    columns, keys: as `granted` takes them, of which `count` places are meant. receipts: sorted.
+    drift: by how many ticks the end of the right may have been another. A place that lacks its
+    receipt costs a tag for each of those.
+    """
+    _make(keys, columns, count, WRITTEN)
+    found = 0
+    for i in range(count):
+        if _has(receipts, columns[4, i]):
+            continue
+        low, high = keys[columns[0, i], 0], keys[columns[0, i], 1]
+        known = False
+        for ticks in range(-drift, drift + 1):
+            near = columns[3, i] + (ticks << GENERATION_BITS)
+            if not known:
+                tag = tag_of(low, high, columns[1, i], columns[2, i], WRITTEN, near)
+                known = _has(receipts, tag)
+        if not known:
+            out[whose[i]] = 1
+            found += 1
+    return found
+
+
 def warmup() -> None:
     """Compile every kernel for the argument types used in production."""
     column = np.zeros(1, dtype=np.int64)
+    granted(
+        np.zeros((1, 2), np.int64), np.zeros((5, 1), np.int64), READ, np.zeros((1, 2), np.int64)
+    )
+    lacking(
+        np.zeros((1, 2), np.int64), np.zeros((5, 1), np.int64), 1, 0, column, column,
+        np.zeros(1, np.bool_),
+    )  # fmt: skip
     end_of(stamp_of(0, 0))
     tag_of(0, 1, 0, 8, READ, 0)
     tags_of(0, 1, column, column, WRITE, column, column)

@@ -60,11 +60,11 @@ _sched_yield = ExternalFunction("sched_yield", types.int32())
 IDLE = -4  # the requests were answered and no other came in time
 ENDING = -5  # a right ends, or did, before the kernel would stop waiting: state[ENDS] says when
 ROW = 10
-STATE_WORDS = 8
+STATE_WORDS = 10
 ENDS = 6
 """In the state: when the rights of the request under way end, in ms of the monotonic clock; 0 for
 none."""
-_ROW_AT = 7
+_NOW_MS, _CLOCK = 7, 8
 
 # Words of `version`, `peer`, and of a row.
 COUNTED, CLOCK_MS = 0, 1
@@ -137,9 +137,9 @@ def _belongs(peer, namespace):
 
 
 @njit(cache=True, nogil=True)
-def _now_ms():
-    """The monotonic clock, in ms. O(1)."""
-    return now_ns(np.empty(2, dtype=np.int64)) // 1_000_000
+def _look_at_clock(state):
+    """Put the monotonic clock into state[_NOW_MS], in ms. O(1)."""
+    state[_NOW_MS] = now_ns(state[_CLOCK:]) // 1_000_000
 
 
 @njit(cache=True, nogil=True)
@@ -157,26 +157,30 @@ def _shown_columns(message):
 def _permitted(message, row, shown, writing, version, peer, used, statuses, state):
     """Whether the peer needs no rights for this segment, or shows good ones, used from now on.
 
-    Sets state[ENDS] then. row: that of the segment. O(n).
+    Sets state[ENDS] then. Of a write by rights the receipts, to be told once its bytes are there,
+    take the place of the offsets. row: that of the segment. O(n).
     """
-    if row[_GUARDED] == 0:
-        return True
-    needs = peer[ASKED] != 0 and not _belongs(peer, row[_NAMESPACE])
+    guarded = row[_GUARDED] != 0
+    needs = guarded and peer[ASKED] != 0 and not _belongs(peer, row[_NAMESPACE])
     if not shown:
         return not needs
     offsets, lengths, tags, stamps = _shown_columns(message)
-    if not needs and not stamps.any():
+    if not guarded or (not needs and not stamps.any()):
+        if writing:
+            offsets[:] = 0
         return True
-    now_ms = epoch_ms(np.empty(2, dtype=np.int64)) + version[CLOCK_MS]
-    refused, ends = judge(
-        row[_KEY_LOW], row[_KEY_HIGH], offsets, lengths, tags, stamps, WRITE if writing else READ,
-        now_ms, statuses,
-    )  # fmt: skip
+    key_low, key_high = row[_KEY_LOW], row[_KEY_HIGH]
+    now_ms = epoch_ms(state[_CLOCK:]) + version[CLOCK_MS]
+    kind = WRITE if writing else READ
+    refused, ends = judge(key_low, key_high, offsets, lengths, tags, stamps, kind, now_ms, statuses)
     if refused == 0 and writing:
         refused = claim(used, tags, stamps, now_ms, statuses)
         if refused > 0:  # Python will tell the one from the other
             give_back(used, tags, statuses)
-    state[ENDS] = _now_ms() + ends - now_ms
+        else:
+            tags_of(key_low, key_high, offsets, lengths, WRITTEN, stamps, offsets)
+    _look_at_clock(state)
+    state[ENDS] = state[_NOW_MS] + ends - now_ms
     return refused == 0
 
 
@@ -212,7 +216,7 @@ def _judge(message, iov, fixed, rows, version, seen, naming, peer, used, state):
         room = iov if writing else iov[2:]
         entries, total = build_iov(rows[at + 2], offsets, lengths, statuses, room, 0, 0)
         good = entries >= 0
-    state[ENDS], state[_ROW_AT] = 0, at
+    state[ENDS] = 0
     if good:  # the last of all: what was used up is used
         row = rows[at : at + ROW]
         good = _permitted(message, row, shown, writing, version, peer, used, statuses, state)
@@ -240,7 +244,9 @@ def _move(fd, iov, receive, peer, state):
     if state[ENDS] == 0:
         return move_iov(fd, iov, receive, state)
     while state[0] < state[1]:
-        left = state[ENDS] - _now_ms()
+        if state[_NOW_MS] == 0:
+            _look_at_clock(state)
+        left, state[_NOW_MS] = state[ENDS] - state[_NOW_MS], 0
         if left <= 0 or left + TICK_MS < peer[WAITS_MS]:
             return np.int64(ENDING)
         code = move_some(fd, iov, receive, _PIECE_BYTES, state)
@@ -250,23 +256,15 @@ def _move(fd, iov, receive, peer, state):
 
 
 @njit(cache=True, nogil=True)
-def _taken(message, iov, fixed, rows, state):
-    """Set the iovecs of the reply to a write whose bytes are all there, with its receipts. O(n)."""
+def _answer_write(message, iov, fixed, state):
+    """Set the iovecs of the reply to a write whose bytes are all there. O(1)."""
+    count = message[COLUMNS_AT - 1]
     iov[0] = message.ctypes.data
     iov[1] = 8 * REPLY_WORDS
-    entries = 1
-    if message[REPLY_WORDS] == fixed[ASK_WRITE] + SHOWN:
-        offsets, lengths, tags, stamps = _shown_columns(message)
-        if state[ENDS] != 0:
-            at = state[_ROW_AT]
-            key_low, key_high = rows[at + _KEY_LOW], rows[at + _KEY_HIGH]
-            tags_of(key_low, key_high, offsets, lengths, WRITTEN, stamps, tags)
-        else:
-            tags[:] = 0
-        iov[2] = tags.ctypes.data
-        iov[3] = 8 * tags.size
-        entries = 2 if tags.size > 0 else 1
-    state[0], state[1], state[2], state[3], state[ENDS] = 0, entries, 0, REPLY, 0
+    iov[2] = message.ctypes.data + 8 * COLUMNS_AT  # where offsets were, and receipts are
+    iov[3] = 8 * count
+    shown = message[REPLY_WORDS] == fixed[ASK_WRITE] + SHOWN and count > 0
+    state[0], state[1], state[2], state[3], state[ENDS] = 0, 2 if shown else 1, 0, REPLY, 0
 
 
 @njit(cache=True, nogil=True)
@@ -277,11 +275,11 @@ def serve(fd, message, iov, fixed, rows, version, seen, naming, watch, spin_ns, 
     two words, the version and what the clock of the pool is before that of this machine in ms;
     seen: what the first was when `rows` was made. naming: two words that others may read. watch,
     spin_ns: see `_poll`. used: the table of `used_rights`. state: as `move_iov`, then [phase,
-    unused, requests answered, when rights end, a row]; zero at the start. Returns IDLE; UNEXPECTED
-    with a request for Python (state[3] is JUDGE: with its columns; COLUMNS: its header alone); or
-    what interrupted it as `move_iov` does, or ENDING: call again with the same arguments. Who gives
-    up while state[3] is TAKE and state[ENDS] is not 0 gives the rights back. O(requests * (n +
-    segments) + bytes).
+    unused, requests answered, when rights end, the time, room for a clock]; zero at the start.
+    Returns IDLE; UNEXPECTED with a request for Python (state[3] is JUDGE: with its columns;
+    COLUMNS: its header alone); or what interrupted it as `move_iov` does, or ENDING: call again
+    with the same arguments. Who gives up while state[3] is TAKE and state[ENDS] is not 0 gives the
+    rights back. O(requests * (n + segments) + bytes).
     """
     while True:
         if state[3] == JUDGE:
@@ -294,7 +292,7 @@ def serve(fd, message, iov, fixed, rows, version, seen, naming, watch, spin_ns, 
             code = _move(fd, iov, 1, peer, state)
             if code != MOVED_ALL:
                 return code
-            _taken(message, iov, fixed, rows, state)
+            _answer_write(message, iov, fixed, state)
         if state[3] == REPLY:
             code = _move(fd, iov, 0, peer, state)
             if code != MOVED_ALL:

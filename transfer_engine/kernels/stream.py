@@ -121,10 +121,10 @@ def move_hashed(
 ):  # fmt: skip
     """Send, or receive, the ranges whose status is 0, and put their XXH3_64 into sums.
 
-    And their tags by a schedule into tags; see `content_tags`. sums, tags: uint64[n], or empty
-    where nobody asks for them. tagged: uint64[STATE_WORDS], or empty, as `owner`. work: int64[WORK_WORDS], zero at the start: where the window begins and ends,
-    as (range, byte of it). owner: uint64[HASH_WORDS], what is hashed of the range under way. iov,
-    state: as `move_iov`, then [phase, pauses]; zero at the start. Returns as `move_iov`, MOVED_PART
+    Their tags by a schedule go into tags; see `content_tags`. sums, tags: uint64[n], or empty where
+    nobody asks for them. work: int64[WORK_WORDS], zero at the start: where the window begins and
+    ends, as (range, byte of it). owner: uint64[HASH_WORDS], what is hashed of the range under way,
+    and tagged: uint64[STATE_WORDS], or empty, what is tagged of it. iov, state: as `move_iov`, then [phase, pauses]; zero at the start. Returns as `move_iov`, MOVED_PART
     also now and then, because a peer that keeps up would keep a deadline from being looked at.
     O(bytes).
     """
@@ -145,9 +145,7 @@ def move_hashed(
         if code != MOVED_ALL:
             break
         if receiving != 0:
-            _hash_window(
-                    addresses, lengths, statuses, sums, tags, work, hashing, schedule, tagged
-                )
+            _hash_window(addresses, lengths, statuses, sums, tags, work, hashing, schedule, tagged)
         work[0], work[1], state[3] = work[2], work[3], _GATHER
         windows += 1
         if windows == WINDOWS_MAX and work[0] < addresses.size:

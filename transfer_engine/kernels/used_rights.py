@@ -115,47 +115,52 @@ def _sweep(table, now_ms):
 
 
 @njit(cache=True, nogil=True)
-def _claim_one(table, tag, end, now_ms):
-    """Note one tag; whether it was not there, and there was room. Held: the lock. O(1)."""
-    if table[_USED] >= table[_LIMIT]:
-        _sweep(table, now_ms)
-    pairs = table[_PAIRS]
+def _place_for(table, pairs, tag, now_ms):
+    """Return where a tag is to be put, -1 if it is there already. Held: the lock. O(1)."""
     at = tag & (pairs - 1)
     free = np.int64(-1)
     while True:
         place = HEAD + _PAIR * at
         until = table[place + 1]
         if until == _NEVER:
-            break
+            return place if free < 0 else free
         if until <= now_ms:
             if free < 0:
                 free = place
         elif table[place] == tag:
-            return False
+            return np.int64(-1)
         at = (at + 1) & (pairs - 1)
-    if free < 0:
-        if table[_USED] >= _full(pairs):
-            return False
-        free = place
-        table[_USED] += 1
-    table[free] = tag
-    table[free + 1] = end
-    return True
 
 
 @njit(cache=True, nogil=True)
 def claim(table, tags, stamps, now_ms, statuses):
     """Note the rights whose status is 0 as used, or refuse them; return how many that are. O(n)."""
-    pairs = table[_PAIRS]
     address = table.ctypes.data
+    pairs = table[_PAIRS]
     for i in range(tags.size):
         prefetch(address + 8 * (HEAD + _PAIR * (tags[i] & (pairs - 1))))
     refused = 0
     _lock(address)
+    pairs, used, limit = table[_PAIRS], table[_USED], table[_LIMIT]
     for i in range(tags.size):
-        if statuses[i] == 0 and not _claim_one(table, tags[i], end_of(stamps[i]), now_ms):
+        if statuses[i] != 0:
+            continue
+        if used >= limit:
+            table[_USED] = used
+            _sweep(table, now_ms)
+            pairs, used, limit = table[_PAIRS], table[_USED], table[_LIMIT]
+        place = _place_for(table, pairs, tags[i], now_ms)
+        if place >= 0 and table[place + 1] == _NEVER:
+            used += 1
+            if used > _full(pairs):
+                used, place = used - 1, np.int64(-1)
+        if place < 0:
             statuses[i] = _REFUSED
             refused += 1
+        else:
+            table[place] = tags[i]
+            table[place + 1] = end_of(stamps[i])
+    table[_USED] = used
     leave_word(address)
     return refused
 

@@ -132,7 +132,7 @@ _RETRY = frozenset({moving.MOVED_PART, serving.ENDING, errno.EINTR, errno.EAGAIN
 _ASKED_WAIT_S = 1.0
 # Moved by Python between two looks at when rights end.
 _PIECE_BYTES = 4 << 20
-_NO_RIGHTS: Columns = np.zeros(0, dtype=np.int64)
+_NO_RIGHTS: Columns = np.zeros((0, 2), dtype=np.int64)
 _NO_WORDS = np.zeros(0, dtype=np.uint64)
 
 
@@ -156,9 +156,9 @@ class Link:
     """
 
     __slots__ = (
-        "_ahead", "_alone", "_armed_s", "_carried", "_ends", "_fd", "_iov", "_penalty", "_rest", "_state",
-        "_wait_s", "address", "deadline", "message", "naming", "patience_s", "peer", "peer_words",
-        "read_only", "rights", "sock", "view",
+        "_ahead", "_alone", "_armed_s", "_carried", "_ends", "_fd", "_iov", "_penalty", "_rest",
+        "_state", "_wait_s", "address", "deadline", "message", "naming", "patience_s", "peer",
+        "peer_words", "read_only", "rights", "sock", "view",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
@@ -369,7 +369,7 @@ class Link:
         if self._iov.size < needed:
             self._iov = np.zeros(needed, dtype=np.int64)
         self._begin()
-        rights = _NO_RIGHTS if batch.rights is None else batch.rights.reshape(-1)
+        rights = _NO_RIGHTS if batch.rights is None else batch.rights
         spins = self._spins(total if writing and lengths.size == 1 else 0)
         little = total <= stream.WINDOW_BYTES
         apart = 0 if little or (sums is None and batch.tags is None) else 1

@@ -80,7 +80,7 @@ def lookup_shown(table, rights, digests, now, cols, chosen, contents):
 
 @njit(cache=True, nogil=True)
 def lookup_one_shown(table, rights, low, high, now):
-    """Do as `lookup_one`, taking none; its words, tag, stamp and the tag of its content. O(WAYS)."""
+    """Do as `lookup_one`, taking none; its words, tag, stamp, tag of its content. O(WAYS)."""
     end, size, checksum, generation, segment, offset = lookup_one(table, low, high, now, 0)
     if end == 0:
         none = np.int64(0)

@@ -176,6 +176,20 @@ def get(context, client, now, ttl, digests, answers, replicas):
 
 
 @njit(**KERNEL)
+def foreign(context, tenant, digests, out):
+    """out[i] = 1 where a key is that of an object of another tenant; returns how many are. O(n)."""
+    found = column(context, FOUND, INT32)
+    rows, cold = column(context, ROWS, ROW), column(context, COLD_ROWS, COLD)
+    table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
+    find(context, table_a, table_b, rows, digests, found)
+    count = 0
+    for i in range(digests.shape[0]):
+        out[i] = found[i] >= 0 and cold[found[i]].tenant != tenant
+        count += out[i]
+    return count
+
+
+@njit(**KERNEL)
 def mark_unsure(context, answers, replicas):
     """Say of the replicas in the answer to a get just made which lie where others may. O(n)."""
     found, cold = column(context, FOUND, INT32), column(context, COLD_ROWS, COLD)

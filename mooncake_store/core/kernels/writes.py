@@ -82,7 +82,6 @@ from mooncake_store.core.context import (
     TIERS,
     UINT16,
 )
-from mooncake_store.core.kernels.cells import keep_tag
 from mooncake_store.core.kernels.columns import column
 from mooncake_store.core.kernels.reads import first_offset
 from mooncake_store.core.kernels.table import (
@@ -94,6 +93,7 @@ from mooncake_store.core.kernels.table import (
     set_first,
     take_link,
 )
+from mooncake_store.core.kernels.tags import keep_tag
 from mooncake_store.core.records import COLD, EVENT, OVERFLOW, ROW
 
 
