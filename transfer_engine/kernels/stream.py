@@ -124,9 +124,9 @@ def move_hashed(
     Their tags by a schedule go into tags; see `content_tags`. sums, tags: uint64[n], or empty where
     nobody asks for them. work: int64[WORK_WORDS], zero at the start: where the window begins and
     ends, as (range, byte of it). owner: uint64[HASH_WORDS], what is hashed of the range under way,
-    and tagged: uint64[STATE_WORDS], or empty, what is tagged of it. iov, state: as `move_iov`, then [phase, pauses]; zero at the start. Returns as `move_iov`, MOVED_PART
-    also now and then, because a peer that keeps up would keep a deadline from being looked at.
-    O(bytes).
+    and tagged: uint64[STATE_WORDS], or empty, what is tagged of it. iov, state: as `move_iov`, then
+    [phase, pauses]; zero at the start. Returns as `move_iov`, MOVED_PART also now and then, because
+    a peer that keeps up would keep a deadline from being looked at. O(bytes).
     """
     windows = 0
     hashing = owner.ctypes.data
