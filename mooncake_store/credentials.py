@@ -18,21 +18,19 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 import secrets
-import stat
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import msgspec
 
 from mooncake_store.endpoint import read_private, read_secret
 from mooncake_store.errors import AlreadyExistsError, ConfigError, NotFoundError
 from mooncake_store.master.kept_files import write_whole
+from mooncake_store.private_folder import files_in, written
 from transfer_engine.wire.keyring import (
     Alone,
     Credential,
@@ -45,15 +43,16 @@ from transfer_engine.wire.rights import Rights, Role
 from transfer_engine.wire.tls import Tls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from mooncake_store.config.guarded import Guarded, Proving
+    from mooncake_store.private_folder import Mark
     from transfer_engine.wire.keyring import Secret
 
 __all__ = [
-    "Entry", "Gate", "NamedKeyring", "credential_of", "entries", "gate_of", "look", "make",
-    "pool_secret_in", "pool_secret_of", "revoke", "rotate", "sealing", "secret_in", "secret_of",
-    "text_of", "told", "write_text",
+    "KEYS_SUFFIX", "Entry", "Gate", "NamedKeyring", "credential_of", "entries", "gate_of", "look",
+    "make", "pool_secret_in", "pool_secret_of", "revoke", "rotate", "sealing", "secret_in",
+    "secret_of", "text_of", "told", "write_text",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -61,7 +60,9 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 _FILE_BYTES_MAX = 1 << 16
 _PROOFS_HELD = 7
-_SUFFIX = ".json"
+_SUFFIX, KEYS_SUFFIX = ".json", ".key"
+"""Of principals; and of the keys that may lie beside them (`sealing_keys`)."""
+_FIRST = "`mooncake secret make` makes the first one, and its directory"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _BEGINNING = b"mooncake:"
 _TEXT = re.compile(_BEGINNING + rb"([A-Za-z0-9][A-Za-z0-9._-]{0,63}):([0-9a-f]{64})")
@@ -117,7 +118,7 @@ class NamedKeyring(Keyring):
         self._shared = shared
         self._directory = Path(directory).expanduser().absolute()
         self._looked_at = time.monotonic()
-        self._seen: dict[str, _Mark] = {}
+        self._seen: dict[str, Mark] = {}
         self._entries: dict[str, Entry] = {}
         self._read(strict=True)
 
@@ -172,15 +173,6 @@ class NamedKeyring(Keyring):
         self._seen, self._entries = found, known
 
 
-class _Mark(NamedTuple):
-    """What a file shows without being read."""
-
-    inode: int
-    changed_ns: int
-    size: int
-    mode: int
-
-
 def entries(directory: str) -> dict[str, Entry]:
     """Return all principals of a directory. Raises ConfigError."""
     path = Path(directory).expanduser().absolute()
@@ -197,7 +189,7 @@ def look(directory: str) -> tuple[dict[str, Entry], dict[str, ConfigError]]:
     others = {
         each.name: ConfigError(f"its name is no principal's with {_SUFFIX} behind it")
         for each in sorted(path.iterdir())
-        if each.name.removesuffix(_SUFFIX) not in named
+        if each.name.removesuffix(_SUFFIX) not in named and each.suffix != KEYS_SUFFIX
     }
     for name in sorted(named):
         try:
@@ -225,7 +217,7 @@ def make(
             advice="use up to 64 letters, digits and . _ -, the first one a letter or digit",
         )
     path = Path(directory).expanduser().absolute()
-    with _written(path):
+    with written(path):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if principal in _files(path):
             raise AlreadyExistsError(
@@ -252,7 +244,7 @@ def rotate(directory: str, principal: str, *, keep_s: float) -> str:
         if keep_s > 0 and (not proof.until or proof.until > now)
     ]
     proofs = (_Proof(secret), *held[:_PROOFS_HELD])
-    with _written(path):
+    with written(path):
         _write(path, principal, msgspec.structs.replace(entry, secrets=proofs))
     return text_of(principal, secret)
 
@@ -262,7 +254,7 @@ def revoke(directory: str, principal: str) -> None:
     path = Path(directory).expanduser().absolute()
     if principal not in _files(path):
         raise _no_principal(path, principal)
-    with _written(path):
+    with written(path):
         (path / (principal + _SUFFIX)).unlink(missing_ok=True)
 
 
@@ -273,7 +265,7 @@ def text_of(principal: str, secret: str) -> str:
 
 def write_text(file: Path, text: str) -> None:
     """Write a credential into a file that only this user can read. Raises ConfigError."""
-    with _written(file):
+    with written(file):
         write_whole(file, f"{text}\n".encode())
 
 
@@ -293,28 +285,10 @@ def credential_of(text: bytes) -> Credential | None:
     return Credential(found[1].decode(), found[2])
 
 
-def _files(directory: Path) -> dict[str, _Mark]:
+def _files(directory: Path) -> dict[str, Mark]:
     """Return the names of principals, and how their files look. Raises ConfigError."""
-    try:
-        mode = stat.S_IMODE(directory.stat().st_mode)
-        if mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise ConfigError(
-                f"others can add credentials to {directory}, which has mode {mode:04o}",
-                advice=f"run: chmod 700 {directory}",
-            )
-        found = {}
-        with os.scandir(directory) as listed:
-            for each in listed:
-                name = each.name.removesuffix(_SUFFIX)
-                if name != each.name and _NAME.fullmatch(name):
-                    seen = each.stat()
-                    found[name] = _Mark(seen.st_ino, seen.st_mtime_ns, seen.st_size, seen.st_mode)
-        return found
-    except OSError as error:
-        raise ConfigError(
-            f"the credentials in {directory} cannot be read: {error.strerror}",
-            advice="`mooncake secret make` makes the first one, and its directory",
-        ) from None
+    found = files_in(directory, _SUFFIX, advice=_FIRST)
+    return {name: mark for name, mark in found.items() if _NAME.fullmatch(name)}
 
 
 def _entry(directory: Path, principal: str) -> Entry:
@@ -343,14 +317,6 @@ def _no_principal(directory: Path, principal: str) -> NotFoundError:
 def _write(directory: Path, principal: str, entry: Entry) -> None:
     content = msgspec.json.format(msgspec.json.encode(entry), indent=2)
     write_whole(directory / (principal + _SUFFIX), content + b"\n")
-
-
-@contextmanager
-def _written(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"{directory} cannot be written to: {error.strerror}") from error
 
 
 def secret_in(path: str | None) -> bytes | Keyring | None:

@@ -22,10 +22,12 @@ from mooncake_store.credentials import look, secret_in
 from mooncake_store.doctor import Finding, Severity
 from mooncake_store.endpoint import is_loopback
 from mooncake_store.errors import AuthError, ConfigError, StoreError
+from mooncake_store.sealing_keys import ring_at
 from mooncake_store.wire.cluster import CLUSTER, MAP, MapRequest
 from transfer_engine.rpc.address import Address
 from transfer_engine.rpc.blocking import BlockingConnection
 from transfer_engine.rpc.reached import ANY
+from transfer_engine.segments.sealing import ALL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,6 +66,8 @@ def examine_access(
             found.append(Finding(f"settings of a {program.table}", PROBLEM, error.what, advice))
             continue
         found += _settings(config)
+        if isinstance(config, WorkerConfig) and config.cold_url:
+            found.append(_cold_keys(config))
         secrets |= {config.secret_file} - {""}
         directories |= {config.credentials} - {""}
     found += [_secret_file(each, bool(directories)) for each in sorted(secrets)]
@@ -101,6 +105,24 @@ def _guessable(name: str) -> Finding:
         name, WARNING, f"{_XXH3}: who chooses keys can make two of them meet, in any namespace",
         "begin the pool with --identity keyed, unless programs that make digests feed it",
     )  # fmt: skip
+
+
+def _cold_keys(config: WorkerConfig) -> Finding:
+    """Say whether what lies in a store elsewhere is sealed, and by whose keys."""
+    name, path = "worker.cold_keys", config.cold_keys
+    if not path:
+        return Finding(
+            name, NOTE, f"whoever can read {config.cold_url} reads what lies there",
+            "make keys with `mooncake secret key`, and name their directory as cold_keys",
+        )  # fmt: skip
+    try:
+        ring = ring_at(path)
+    except ConfigError as error:
+        advice = error.advice or "see that this user may read it"
+        return Finding(name, PROBLEM, error.what, advice)
+    else:
+        others = "sealed by that of all others" if ring.of(ALL) else "not written there"
+        return Finding(name, OK, f"{len(ring.ids)} keys; what has none of its own is {others}")
 
 
 def _secret_file(path: str, guards: bool) -> Finding:

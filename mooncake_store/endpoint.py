@@ -28,7 +28,7 @@ __all__ = [
     "ETCD_SCHEME",
     "Etcd",
     "StoreUrl",
-    "check_url_namespace",
+    "check_namespace",
     "host_name",
     "is_local",
     "is_loopback",
@@ -200,7 +200,7 @@ def split_quota(quota: str) -> tuple[str, int]:
         quota_bytes = -1
     if not equals or quota_bytes < 0:
         raise ConfigError(f"{quota!r} is not a quota; write namespace=size such as 'team-a=200GB'")
-    check_url_namespace(quota, name)
+    check_namespace(quota, name)
     # Below a mebibyte it is a forgotten unit: `team-a=200`.
     if not MIB <= quota_bytes <= VALUE_MAX:
         raise ConfigError(f"{quota!r} is less than {format_size(MIB)}; give the size with its unit")
@@ -217,16 +217,12 @@ def split_offload(offload: str) -> tuple[str, str]:
     if policy not in OFFLOADS:
         known = ", ".join(OFFLOADS)
         raise ConfigError(f"{offload!r} is none of namespace=POLICY with POLICY one of {known}")
-    check_url_namespace(offload, name)
+    check_namespace(offload, name)
     return name, policy
 
 
-def check_url_namespace(given: str, name: str) -> None:
-    """Refuse a name, where it was given, that cannot be the namespace of a URL.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+def check_namespace(given: str, name: str) -> None:
+    """Raise ConfigError where no URL has a namespace that is called so; `given` names it."""
     url = _URL.fullmatch(f"mooncake://host/{name}")
     if "," in name or url is None or url[2].strip("/") != name or not name:
         raise ConfigError(f"{given!r} names {name!r}, which cannot be the namespace of a URL")

@@ -1,15 +1,20 @@
-"""`mooncake secret`: the credentials of a pool: made, listed, exchanged and taken back."""
+"""`mooncake secret`: the credentials and keys of a pool: made, listed, exchanged, taken back."""
 
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mooncake_store.cli.shared.app import JsonOption, emit, examples, make_app, table
 
-app = make_app("Make the credentials of a pool, list them, and take them back.")
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from mooncake_store.credentials import Entry
+
+app = make_app("Make the credentials and keys of a pool, list them, and take them back.")
 
 DirectoryArgument = Annotated[
     str,
@@ -18,6 +23,17 @@ DirectoryArgument = Annotated[
     ),
 ]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Whose credential it is.")]
+KeysArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="DIR",
+        help="The directory that workers are given as --cold-keys; that of credentials will do.",
+    ),
+]
+NamespaceArgument = Annotated[
+    str,
+    typer.Argument(metavar="NAMESPACE", help='Whose key it is; "*": of all that have none.'),
+]
 
 
 OutOption = Annotated[
@@ -109,14 +125,18 @@ def make(
     ),
 )
 def list_(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
-    """List whose credentials there are, and what they allow; no secret is shown."""
-    from mooncake_store import credentials
+    """List whose credentials there are, what they allow, and which namespaces have keys.
+
+    No secret and no key is shown; a key has an id, by which `mooncake status` calls it as well.
+    """
+    from mooncake_store import credentials, sealing_keys
 
     now = time.time()
     found = [
         (name, entry, len(entry.keys(name, now)))
         for name, entry in credentials.entries(directory).items()
     ]
+    keys = sealing_keys.keys_in(directory)
     emit(
         {
             "credentials": [
@@ -128,28 +148,11 @@ def list_(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
                     "secrets": holding,
                 }
                 for name, entry, holding in found
-            ]
+            ],
+            "keys": [{"namespace": name, "ids": ids} for name, ids in keys.items()],
         },
         as_json=as_json,
-        human=lambda: table(
-            {
-                "Principal": "left",
-                "Role": "left",
-                "Namespaces": "left",
-                "Until": "left",
-                "Secrets": "right",
-            },
-            [
-                (
-                    name,
-                    entry.role,
-                    ", ".join(entry.namespaces) or "all",
-                    _day(entry.until),
-                    str(holding) if holding else "none holds",
-                )
-                for name, entry, holding in found
-            ],
-        ),
+        human=lambda: _tables(found, keys),
     )
 
 
@@ -187,6 +190,99 @@ def revoke(directory: DirectoryArgument, name: NameArgument, as_json: JsonOption
 
     credentials.revoke(directory, name)
     emit({"revoked": name}, as_json=as_json, human=lambda: f"{name} is let in no more")
+
+
+@app.command(
+    epilog=examples(
+        (
+            "mooncake secret key /etc/mooncake/credentials team-a",
+            "a key, or another one: those of before still open what they sealed",
+        ),
+        ('mooncake secret key /etc/mooncake/credentials "*"', "for all that have none"),
+        (
+            "mooncake secret key /etc/mooncake/credentials team-a --only",
+            "the one before got out: what it sealed is misses from now on",
+        ),
+    )
+)
+def key(
+    directory: KeysArgument,
+    namespace: NamespaceArgument,
+    only: Annotated[
+        bool, typer.Option("--only", help="Destroy its keys of before, and so what they sealed.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a namespace a key, by which workers seal what they write to a store elsewhere.
+
+    Workers that are given the directory as --cold-keys use it within a second. It is kept in the
+    directory alone, and printed is what it is called.
+    """
+    from mooncake_store import sealing_keys
+
+    made = sealing_keys.make(directory, namespace, alone=only)
+    emit({"namespace": namespace, "id": made}, as_json=as_json, human=lambda: made)
+
+
+@app.command(
+    epilog=examples(
+        (
+            "mooncake secret destroy /etc/mooncake/credentials team-a",
+            "nothing opens any more what team-a has in a store elsewhere",
+        )
+    )
+)
+def destroy(
+    directory: KeysArgument, namespace: NamespaceArgument, as_json: JsonOption = False
+) -> None:
+    """Take all keys of a namespace away: what lies in stores elsewhere is misses within a second.
+
+    Nothing brings it back but a copy of the key: remove those as well. What lies in memory and on
+    disks stays as it is.
+    """
+    from mooncake_store import sealing_keys
+
+    sealing_keys.destroy(directory, namespace)
+    emit(
+        {"destroyed": namespace},
+        as_json=as_json,
+        human=lambda: f"nothing opens what was sealed for {namespace}",
+    )
+
+
+def _tables(found: "list[tuple[str, Entry, int]]", keys: dict[str, list[str]]) -> "RenderableType":
+    """Draw the principals of a directory, and the keys that it has, if any."""
+    from rich.console import Group
+
+    principals = table(
+        {
+            "Principal": "left",
+            "Role": "left",
+            "Namespaces": "left",
+            "Until": "left",
+            "Secrets": "right",
+        },
+        [
+            (
+                name,
+                entry.role,
+                ", ".join(entry.namespaces) or "all",
+                _day(entry.until),
+                str(holding) if holding else "none holds",
+            )
+            for name, entry, holding in found
+        ],
+    )
+    if not keys:
+        return principals
+    sealing = table(
+        {"Keys of": "left", "Seals": "left", "Opens": "left"},
+        [
+            (f"{name}, all others" if name == "*" else name, ids[0], ", ".join(ids[1:]))
+            for name, ids in keys.items()
+        ],
+    )
+    return Group(principals, sealing) if found else sealing
 
 
 def _tell(text: str, out: Path | None, *, as_json: bool) -> None:

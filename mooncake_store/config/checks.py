@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mooncake_store.config.setting import Contradiction, Settings, settings_of
 from mooncake_store.endpoint import (
     LOCAL,
-    check_url_namespace,
+    check_namespace,
     is_local,
     is_loopback,
     split_address,
@@ -32,7 +32,7 @@ __all__ = [
     "check_kept_pool",
     "check_list",
     "check_memory",
-    "check_namespace",
+    "check_own_namespace",
     "check_namespace_offloads",
     "check_networks",
     "check_order",
@@ -90,11 +90,11 @@ def check_memory(table: str, memory: str) -> None:
         )
 
 
-def check_namespace(table: str, namespace: str) -> None:
+def check_own_namespace(table: str, namespace: str) -> None:
     """Refuse what no URL of a store can name as its namespace, unless it is empty."""
     if namespace:
         try:
-            check_url_namespace(f"{table}.namespace", namespace)
+            check_namespace(f"{table}.namespace", namespace)
         except ConfigError as error:
             raise Contradiction(error.what, "namespace") from None
 

@@ -29,10 +29,10 @@ from mooncake_store.config.checks import (
     check_kept_pool,
     check_list,
     check_memory,
-    check_namespace,
     check_namespace_offloads,
     check_networks,
     check_order,
+    check_own_namespace,
     check_quotas,
     check_rails,
 )
@@ -368,8 +368,10 @@ class WorkerConfig(Guarded, frozen=True, kw_only=True):
     cold_keys: Annotated[
         str,
         Meta(
-            description="Seal what is written there: a TOML file with a key of 64 hex digits for "
-            'each namespace, "*" for all others (AES-256-GCM; needs cryptography).'
+            description="Seal what is written there (AES-256-GCM; needs cryptography): the "
+            "directory with a key for each namespace that `mooncake secret key` makes, looked at "
+            "once a second, for example that of the credentials. Or a TOML file with a key of 64 "
+            'hex digits for each, "*" for all others, read when the worker starts.'
         ),
     ] = ""
     namespace: Annotated[
@@ -428,7 +430,7 @@ class WorkerConfig(Guarded, frozen=True, kw_only=True):
             if items:
                 check_list(self.table, name, items)
         check_list(self.table, "transports", self.transports)
-        check_namespace(self.table, self.namespace)
+        check_own_namespace(self.table, self.namespace)
         check_memory(self.table, self.memory)
         check_cold(
             self.cold_url,

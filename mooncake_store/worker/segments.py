@@ -23,7 +23,7 @@ import stat
 from typing import TYPE_CHECKING, NamedTuple
 
 from mooncake_store.core.records import Tier
-from mooncake_store.endpoint import read_private
+from mooncake_store.sealing_keys import ring_at
 from mooncake_store.units import format_size, parse_size
 from mooncake_store.worker.keeping import Kept, MemoryKeeper, Wanted, identity_of, memory_folder
 from mooncake_store.worker.lasting import LastingCold, LastingFile
@@ -32,7 +32,6 @@ from transfer_engine.errors import ConfigError
 from transfer_engine.segments.cold import ColdSegment
 from transfer_engine.segments.file import FileSegment
 from transfer_engine.segments.memory import Segment
-from transfer_engine.segments.sealing import KEYS_BYTES_MAX, KeyRing
 
 if TYPE_CHECKING:
     from mooncake_store.config.settings import WorkerConfig
@@ -83,6 +82,7 @@ class WorkerSegments:
         self._config = config
         self._name = name
         self._places = [parse_place(text) for text in config.files]
+        self._keys = ring_at(config.cold_keys) if config.cold_keys else None
         self._locks: list[int] = []
         self._keeper: MemoryKeeper | None = None
         self._found: list[Segment] = []
@@ -178,7 +178,7 @@ class WorkerSegments:
                 name=wanted.name,
                 uuid=uuid,
                 smaller=smaller,
-                keys=_keys_in(self._config.cold_keys),
+                keys=self._keys,
             )
         if not wanted.made:
             if kept is not None:
@@ -299,19 +299,6 @@ class WorkerSegments:
             segment.close()
         while self._locks:
             os.close(self._locks.pop())
-
-
-def _keys_in(path: str) -> KeyRing | None:
-    """Read the keys that seal what lies in a store elsewhere. Raises ConfigError."""
-    if not path:
-        return None
-    path, found = read_private(path, KEYS_BYTES_MAX + 1)
-    if len(found) > KEYS_BYTES_MAX:
-        raise ConfigError(f"{path} has more than {KEYS_BYTES_MAX} bytes")
-    try:
-        return KeyRing.parse(found.decode(), path)
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is no text") from None
 
 
 def _is_memory(path: str) -> bool:

@@ -149,7 +149,8 @@ def test_h_is_help_everywhere(capsys, path):
 # Commands that talk to no store, or not as its users do. What is not here takes a store by name.
 NO_STORE = {
     "version", "config show", "config init", "master", "umount", "doctor", "topology",
-    "secret reader", "secret make", "secret list", "secret rotate", "secret revoke",
+    "secret reader", "secret make", "secret list", "secret rotate", "secret revoke", "secret key",
+    "secret destroy",
     "standby", "promote", "standbys", "member", "shard serve",  # are of masters
     "warmup", "journal show", "journal verify", "journal replay", "state export", "state import",
     "mount",  # takes the store where mount(8) has the device

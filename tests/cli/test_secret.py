@@ -91,6 +91,32 @@ def test_the_list_says_what_there_is_and_tells_no_secret(folder, capsys):
     }  # fmt: skip
 
 
+def test_the_list_says_which_namespaces_have_keys_and_shows_none(folder, capsys):
+    first = told(capsys, "key", folder, "team-a")
+    assert first["namespace"] == "team-a"
+    second, others = told(capsys, "key", folder, "team-a"), told(capsys, "key", folder, "*")
+    assert told(capsys, "list", folder) == {
+        "credentials": [],
+        "keys": [
+            {"namespace": "*", "ids": [others["id"]]},
+            {"namespace": "team-a", "ids": [second["id"], first["id"]]},
+        ],
+    }
+    assert main(["secret", "list", folder]) == 0
+    shown = capsys.readouterr().out
+    assert all(each in shown for each in ("team-a", second["id"], first["id"], "all others"))
+    third = told(capsys, "key", folder, "team-a", "--only")
+    assert told(capsys, "destroy", folder, "*") == {"destroyed": "*"}
+    told(capsys, "make", folder, "alice")
+    found = told(capsys, "list", folder)
+    assert found["keys"] == [{"namespace": "team-a", "ids": [third["id"]]}]
+    assert [each["principal"] for each in found["credentials"]] == ["alice"]
+    assert main(["secret", "list", folder]) == 0
+    shown = capsys.readouterr().out
+    assert "alice" in shown
+    assert third["id"] in shown
+
+
 def test_a_file_of_a_credential_is_for_its_user_alone(folder, tmp_path, capsys):
     file = tmp_path / "alice.secret"
     told(capsys, "make", folder, "alice", "--out", str(file))
@@ -106,6 +132,9 @@ def test_a_file_of_a_credential_is_for_its_user_alone(folder, tmp_path, capsys):
         (["revoke", "{folder}", "alice"], 3, "cannot be read"),
         (["list", "{folder}"], 3, "secret make"),
         (["make", "/proc/no", "alice"], 3, "/proc/no"),
+        (["key", "/proc/no", "team-a"], 3, "/proc/no"),
+        (["key", "{folder}", "team?a"], 3, "cannot be the namespace"),
+        (["destroy", "{folder}", "team-a"], 3, "cannot be read"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(folder, capsys, words, code, said):

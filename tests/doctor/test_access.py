@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from mooncake_store import credentials
+from mooncake_store import credentials, sealing_keys
 from mooncake_store.cli.main import main
 from mooncake_store.credentials import credential_of
 from mooncake_store.doctor import Severity
@@ -250,3 +250,34 @@ def test_the_command_tells_of_both(secret_file, directory, capsys):
         main(["doctor", "--json", "--master", str(cluster.address)])
         told = {item["name"] for item in json.loads(capsys.readouterr().out)["findings"]}
         assert f"master {cluster.address}" in told
+
+
+def of_cold(tmp_path, keys=""):
+    given = f'[worker]\nname = "w"\ncold_url = "s3://bucket/pool"\ncold_keys = "{keys}"\n'
+    return one("worker.cold_keys", configured(tmp_path, given))
+
+
+def test_a_store_elsewhere_is_said_to_be_sealed_or_open(tmp_path, directory):
+    assert not found("worker.cold_keys", configured(tmp_path, ""))
+    item = of_cold(tmp_path)
+    assert item.severity is Severity.NOTE
+    assert "whoever can read s3://bucket/pool" in item.found
+    sealing_keys.make(str(directory), "team-a")
+    item = of_cold(tmp_path, directory)
+    assert (item.severity, item.found) == (
+        Severity.OK, "1 keys; what has none of its own is not written there",
+    )  # fmt: skip
+    sealing_keys.make(str(directory), "*")
+    assert "sealed by that of all others" in of_cold(tmp_path, directory).found
+    (directory / "team-a.key").chmod(0o644)
+    item = of_cold(tmp_path, directory)
+    assert item.severity is Severity.PROBLEM
+    assert item.advice.startswith("run: chmod 600")
+
+
+def test_keys_in_a_directory_of_credentials_are_no_files_that_are_not_believed(
+    secret_file, directory
+):
+    sealing_keys.make(str(directory), "team-a")
+    every = examine_access(secret_file=str(secret_file), credentials=str(directory))
+    assert not [item for item in every if item.severity is Severity.PROBLEM]

@@ -73,6 +73,11 @@ def test_the_secret_of_the_pool_is_believed_from_who_has_no_name_only(keyring):
     assert keyring.accepted("nobody") == ()
 
 
+def test_a_file_that_is_removed_while_others_are_looked_at_costs_nobody_his_way_in(keyring, folder):
+    (folder / "gone.json").symlink_to(folder / "nowhere")  # listed, and not there
+    assert list(entries(str(folder))) == ["alice"]
+
+
 def test_files_and_their_directory_are_for_their_user_alone(keyring, folder):
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / "alice.json").stat().st_mode & 0o777 == 0o600

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from mooncake_store import Client
+from mooncake_store.cli.main import main
 from mooncake_store.compat.metrics import metrics
 from mooncake_store.config.settings import WorkerConfig
 from mooncake_store.core.records import Tier
@@ -311,6 +312,26 @@ def test_namespaces_are_sealed_by_their_keys_and_the_next_run_opens_them(pool, l
         lend(pool, url, cold_keys=str(keys))
         until(lambda: read(client, cold[0]) == value_of(cold[0]))
         until(lambda: read(ours, "mine/00") == value_of("mine/00"))
+
+
+def test_a_tenant_whose_key_is_destroyed_has_nothing_in_the_store_any_more(
+    pool, lend, tmp_path, capsys
+):
+    folder = str(tmp_path / "credentials")
+    for namespace in ("ours", "*"):
+        assert main(["secret", "key", folder, namespace]) == 0
+    url = f"memory://sealed{time.time_ns()}"
+    lend(pool, url, cold_keys=folder)
+    with Client(pool.url) as client, Client(f"mooncake://{pool.address}/ours") as ours:
+        ours.put("mine/00", value_of("mine/00"))
+        cold = fill(client)
+        until(lambda: settled(client))
+        assert tiers(ours, "mine/00") == {"cold"}
+        assert main(["secret", "key", folder, "ours"]) == 0  # what the one before sealed opens
+        assert read(ours, "mine/00") == value_of("mine/00")
+        assert main(["secret", "destroy", folder, "ours"]) == 0
+        until(lambda: read(ours, "mine/00") is None, what="it is a miss")
+        assert read(client, cold[0]) == value_of(cold[0])
 
 
 @pytest.mark.parametrize(

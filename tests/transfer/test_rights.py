@@ -516,3 +516,26 @@ def test_claims_of_many_threads_are_told_apart():
     for thread in threads:
         thread.join()
     assert sum(found) == numbers.size
+
+
+@pytest.mark.parametrize("kernel", [rights.lacking, rights.lacking.py_func], ids=["fast", "python"])
+@pytest.mark.parametrize("count", [1, 3, 20])
+def test_places_without_a_receipt_are_found(kernel, count):
+    """Of puts with two places each, one after the other; their rights ended up to 2 ticks off."""
+    keys = np.arange(1, 7, dtype=np.int64).reshape(3, 2)
+    random = np.random.default_rng(count)
+    columns = np.zeros((5, count), np.int64)
+    columns[0] = np.sort(random.integers(0, 3, count))
+    columns[1], columns[2] = random.integers(0, 1 << 40, (2, count))
+    columns[3], columns[4] = 10**12 + 1000 * np.arange(count), random.integers(0, 1 << 32, count)
+    whose, told = np.arange(count) // 2, []
+    for at in range(count):
+        which, offset, length, end, generation = columns[:, at].tolist()
+        stamp = rights.stamp_of(end + rights.TICK_MS * (at % 3), generation)
+        told.append(rights.tag_of(*keys[which], offset, length, rights.WRITTEN, stamp))
+    for drift, missing in ((2, ()), (2, (0,)), (2, (0, count - 1)), (1, ()), (0, range(count))):
+        shown = np.sort(np.array([tag for at, tag in enumerate(told) if at not in missing], int))
+        far = {at for at in range(count) if at % 3 > drift} | set(missing)
+        out = np.zeros(count, np.bool_)
+        assert kernel(keys, columns.copy(), count, drift, shown, whose, out) == len(far)
+        assert set(np.flatnonzero(out).tolist()) == {at // 2 for at in far}

@@ -9,10 +9,12 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from tests.transfer.test_cold import MIB, bf16, data, files, opened, read, write
-from transfer_engine.base import DISK_FAILED
+from transfer_engine.base import DISK_FAILED, FAILED
 from transfer_engine.errors import AuthError, ChecksumMismatchError, ConfigError
+from transfer_engine.segments import cold
 from transfer_engine.segments.extents import found_in
-from transfer_engine.segments.sealing import SEAL_BYTES, KeyRing
+from transfer_engine.segments.forms import Forms
+from transfer_engine.segments.sealing import SEAL_BYTES, KeyRing, keys_of
 
 DAMAGED = ChecksumMismatchError.code
 A, B, C = "a1" * 32, "b2" * 32, "c3" * 32
@@ -154,6 +156,45 @@ def test_each_namespace_is_sealed_by_its_own_key_and_none_without(url):
         assert read(again, (0, 1000))[0][0] == DISK_FAILED
         assert write(again, (0, b"open")) == [0]
         assert read(again, (0, 4)) == [(0, b"open")]
+
+
+def test_keys_come_and_go_while_a_segment_is_used(url, monkeypatch):
+    monkeypatch.setattr(cold, "TOLD_S", 0.0)
+    keys = ring(one=A)
+    with opened(url, keys=keys) as segment:
+        parts = [(n * MIB, data(1000, n)) for n in range(3)]
+        assert write(segment, *parts[:2], of=["one", "two"]) == [0, AuthError.code]
+        assert "there is no key for 'two'" in segment.health.fault
+        keys.hold({"one": keys_of([bytes.fromhex(A)]), "two": keys_of([bytes.fromhex(B)])})
+        segment.tend()
+        assert not segment.health.fault
+        assert write(segment, *parts[1:], of=["two", "two"]) == [0, 0]
+        keys.hold({"two": keys_of([bytes.fromhex(B)])})  # the key of one was destroyed
+        segment.tend()
+        assert "1 extents are sealed by keys that are not here" in segment.health.fault
+        found = read(segment, *((start, 1000) for start, _ in parts))
+        assert found[0][0] == DISK_FAILED
+        assert found[1:] == [(0, parts[1][1]), (0, parts[2][1])]
+        segment.forget(segment.after(0, 1))
+        segment.tend()
+        assert not segment.health.fault
+
+
+def test_what_loses_its_key_on_its_way_is_not_written(url, monkeypatch):
+    keys, began = ring(one=A), []
+    stored = Forms.stored
+
+    def taken_away(*given):
+        began.append(keys.hold({"other": keys_of([bytes.fromhex(B)])}))
+        return stored(*given)
+
+    monkeypatch.setattr(Forms, "stored", taken_away)
+    with opened(url, keys=keys) as segment:
+        assert write(segment, (0, data(1000)), of=["one"]) == [FAILED]
+        assert began
+        assert not segment.health.fault  # the store did nothing
+        assert not files(url)
+        assert segment.extents == 0
 
 
 def test_a_key_that_was_replaced_opens_what_it_sealed(url):

@@ -47,7 +47,7 @@ from transfer_engine.errors import (
 )
 from transfer_engine.segments.extents import PIECE_BYTES, Extent, Piece, found_in
 from transfer_engine.segments.fetched import Wanted, give
-from transfer_engine.segments.forms import Forms
+from transfer_engine.segments.forms import USES, Forms
 from transfer_engine.segments.memory import OpenSegment, check_name
 from transfer_engine.segments.remote import LOST, THREADS, Rank, RemoteStore, Upload
 
@@ -79,6 +79,8 @@ AT_ONCE_S = 1.0
 DOOMED_MAX = 65_536
 REMOVED_AT_ONCE = 256
 LISTED_S, REMOVED_S = 600.0, 60.0
+TOLD_S = 60.0
+"""After which it is looked again whether there is still something that cannot be read."""
 NOT_ALLOWED = AuthError.code
 
 
@@ -118,6 +120,7 @@ class ColdSegment(OpenSegment):
         self._closed = False
         self._spare: deque[NDArray[np.uint8]] = deque(maxlen=THREADS)  # memory of calls that ended
         self._piece_s = TOGETHER_S  # how long a file took lately
+        self._tell_at = 0.0
         self.ready_to_use = False
         """Whether what lies in the store is known."""
 
@@ -414,6 +417,11 @@ class ColdSegment(OpenSegment):
         """
         if not self.ready_to_use:
             self._learn()
+        elif self._forms.changed():
+            self.health.tell("sealing")  # who lacked a key may have one
+            self._tell_forms()
+        elif time.monotonic() >= self._tell_at and any(map(self.health.fails, USES)):
+            self._tell_forms()  # what nothing opens may have been removed
         self._look_again()
         if not self._tidied:
             self._remove_former()
@@ -441,10 +449,18 @@ class ColdSegment(OpenSegment):
         except NotFoundError:
             raise UnavailableError(_AWAY.format(store.url), operation="open") from None
         self._enter_all(store.call(Rank.TIDY, LISTED_S, store.sizes, self._folder))
-        for use, fault in self._forms.expect(self._extents.values()):
-            self.health.tell(use, fault, "what lies there")
+        self._tell_forms()
         self.ready_to_use = True
         _log.info("%s has %d extents in %s", self.name, len(self._extents), store.url)
+
+    def _tell_forms(self) -> None:
+        """Say what of all that lies there cannot be read, for lack of a codec or of keys."""
+        self._tell_at = time.monotonic() + TOLD_S
+        with self._lock:
+            extents = list(self._extents.values())
+        wrong = dict(self._forms.expect(extents))
+        for use in USES:
+            self.health.tell(use, wrong.get(use, ""), "what lies there")
 
     def _enter_all(self, sizes: dict[str, int]) -> None:
         """Take up whole extents, the newest of those that overlap, and doom all else."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from transfer_engine.errors import ConfigError
+from transfer_engine.errors import AuthError, ConfigError
 from transfer_engine.segments.codec import Codec
 
 if TYPE_CHECKING:
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from transfer_engine.segments.extents import Extent
     from transfer_engine.segments.sealing import KeyRing
 
-__all__ = ["RUINED", "UNREADABLE", "Forms"]
+__all__ = ["RUINED", "UNREADABLE", "USES", "Forms"]
+
+USES = ("codec", "keys")
+"""What a file may need to be read, as the health of a store calls it."""
 
 RUINED, UNREADABLE = -2, -3
 """In place of a length: of a file nothing can be made that it held; there is no codec or key."""
@@ -35,6 +38,7 @@ class Forms:
     def __init__(self, *, smaller: bool, keys: KeyRing | None) -> None:
         self._encoder = self._decoder = Codec() if smaller else None
         self._keys = keys
+        self._known: frozenset[str] = frozenset()
 
     def dress(self, extent: Extent, memory: memoryview, namespace: str) -> Extent | None:
         """Say how an extent is to be written; None: not at all, as its namespace has no key."""
@@ -47,13 +51,17 @@ class Forms:
         return extent._replace(coded=coded, key=key.id, sums=(0,) * len(extent.sums))
 
     def stored(self, extent: Extent, place: bytes, data: bytes) -> bytes:
-        """Return the bytes of a file that holds these of an extent, at its place."""
+        """Return the bytes of a file that holds these of an extent, at its place.
+
+        Raises AuthError where its key is there no more.
+        """
         if extent.coded:
             assert self._encoder is not None
             data = self._encoder.encode(memoryview(data))
         if extent.key:
             key = None if self._keys is None else self._keys.by_id(extent.key)
-            assert key is not None
+            if key is None:
+                raise AuthError(f"key {extent.key} was taken away meanwhile", operation="write")
             data = key.seal(place, data)
         return data
 
@@ -74,6 +82,11 @@ class Forms:
         if len(stored) == len(memory):
             memory[:] = stored
         return len(stored)
+
+    def changed(self) -> bool:
+        """Whether there are other keys than when this was asked last."""
+        before, self._known = self._known, frozenset() if self._keys is None else self._keys.ids
+        return before != self._known
 
     def expect(self, extents: Iterable[Extent]) -> Iterator[tuple[str, str]]:
         """Prepare to read these; yield (what of, what is wrong) where that cannot be."""

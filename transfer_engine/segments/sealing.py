@@ -27,8 +27,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Self
 
-__all__ = ["ALL", "KEYS_BYTES_MAX", "SEAL_BYTES", "KeyRing", "SealingKey"]
+__all__ = [
+    "ALL",
+    "KEYS_BYTES_MAX",
+    "KEY_BYTES",
+    "SEAL_BYTES",
+    "KeyRing",
+    "SealingKey",
+    "id_of",
+    "keys_of",
+]
 
+KEY_BYTES = 32
 _SALT_BYTES, _TAG_BYTES = 16, 16
 SEAL_BYTES = _SALT_BYTES + _TAG_BYTES
 _NONCE = bytes(12)
@@ -44,8 +54,7 @@ class SealingKey:
 
     def __init__(self, secret: bytes, cipher: Any) -> None:
         self._secret, self._cipher = secret, cipher
-        self.id = hashlib.sha256(b"id of " + secret).hexdigest()[: 2 * _ID_BYTES]
-        """What a file names its key by; it tells nothing of it."""
+        self.id = id_of(secret)
 
     def seal(self, place: bytes, data: memoryview | bytes) -> bytes:
         """Return what only this key opens, and only for this place."""
@@ -69,11 +78,21 @@ class SealingKey:
 
 
 class KeyRing:
-    """The keys of namespaces: the first of each seals, and all open."""
+    """The keys of namespaces: the first of each seals, and all open. Thread-safe.
+
+    A namespace with an empty list is one whose keys are not to be had: nothing seals for it.
+    """
 
     def __init__(self, keys: dict[str, list[SealingKey]]) -> None:
-        self._first = {namespace: some[0] for namespace, some in keys.items()}
+        self.hold(keys)
+
+    def hold(self, keys: dict[str, list[SealingKey]]) -> None:
+        """Have these keys from now on, in place of those of before."""
+        self._first = {namespace: some[0] if some else None for namespace, some in keys.items()}
         self._by_id = {key.id: key for some in keys.values() for key in some}
+
+    def look(self) -> None:
+        """Learn which keys there are now, where that may change."""
 
     @classmethod
     def parse(cls, text: str, where: str) -> Self:
@@ -90,25 +109,41 @@ class KeyRing:
             raise ConfigError(f"{where} is no TOML: {error}") from None
         if not found:
             raise ConfigError(f"{where} has no keys", advice=_ADVICE)
-        cipher = _cipher()
         return cls(
-            {
-                name: [SealingKey(each, cipher) for each in _secrets_in(given, name, where)]
-                for name, given in found.items()
-            }
+            {name: keys_of(_secrets_in(given, name, where)) for name, given in found.items()}
         )
 
     def of(self, namespace: str) -> SealingKey | None:
         """Return what seals for a namespace."""
-        return self._first.get(namespace) or self._first.get(ALL)
+        self.look()
+        first = self._first
+        return first[namespace] if namespace in first else first.get(ALL)
 
     def by_id(self, key: str) -> SealingKey | None:
         """Return the key that a file names."""
+        self.look()
         return self._by_id.get(key)
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The ids of all keys."""
+        self.look()
+        return frozenset(self._by_id)
 
     def lacking(self, ids: Iterable[str]) -> list[str]:
         """Return the ids of those that are none of these keys."""
-        return sorted({each for each in ids if each not in self._by_id})
+        return sorted(set(ids) - self.ids)
+
+
+def id_of(secret: bytes) -> str:
+    """Return what a file names its key by; it tells nothing of it."""
+    return hashlib.sha256(b"id of " + secret).hexdigest()[: 2 * _ID_BYTES]
+
+
+def keys_of(some: Iterable[bytes]) -> list[SealingKey]:
+    """Return what seals and opens by these keys. Raises ConfigError without `cryptography`."""
+    cipher = _cipher()
+    return [SealingKey(each, cipher) for each in some]
 
 
 _ADVICE = 'a key is 64 hex digits, for example "*" = "$(openssl rand -hex 32)"'

@@ -1,0 +1,71 @@
+"""A directory of small files with secrets: which there are, how they look, and writing one.
+
+    marks = files_in(directory, ".json", advice="...")      # names without the suffix
+    with written(directory):                                # an OSError there is a ConfigError
+        write_whole(directory / "alice.json", content)
+
+Whoever can add a file decides what is believed, so a directory that others can write to is refused.
+A mark changes with its file: who keeps them reads again what has changed, and nothing else. One
+look is a system call a file.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from mooncake_store.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["Mark", "files_in", "written"]
+
+
+class Mark(NamedTuple):
+    """What a file shows without being read."""
+
+    inode: int
+    changed_ns: int
+    size: int
+    mode: int
+
+
+def files_in(directory: Path, suffix: str, *, advice: str) -> dict[str, Mark]:
+    """Return the files with a suffix, by their names without it, and how they look.
+
+    Raises ConfigError, with this advice where there is no directory.
+    """
+    try:
+        mode = stat.S_IMODE(directory.stat().st_mode)
+        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ConfigError(
+                f"others can add credentials to {directory}, which has mode {mode:04o}",
+                advice=f"run: chmod 700 {directory}",
+            )
+        found = {}
+        with os.scandir(directory) as listed:
+            for each in listed:
+                name = each.name.removesuffix(suffix)
+                if name == each.name:
+                    continue
+                with suppress(FileNotFoundError):  # it was removed since it was listed
+                    seen = each.stat()
+                    found[name] = Mark(seen.st_ino, seen.st_mtime_ns, seen.st_size, seen.st_mode)
+        return found
+    except OSError as error:
+        raise ConfigError(
+            f"the credentials in {directory} cannot be read: {error.strerror}", advice=advice
+        ) from None
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Write below a path meanwhile. Raises ConfigError for what an OSError says."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written to: {error.strerror}") from error
