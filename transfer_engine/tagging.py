@@ -23,10 +23,17 @@ from transfer_engine.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["KEY_BYTES", "Stream", "Tagging"]
+__all__ = ["KEY_BYTES", "Stream", "Tagging", "load_kernels"]
 
 KEY_BYTES = 16
 _HASH_BYTES = 64
+
+
+def load_kernels() -> None:
+    """Load or compile what the first tag would otherwise wait for."""
+    from transfer_engine.kernels import content_tags
+
+    content_tags.warmup()
 
 
 class Tagging:

@@ -28,7 +28,7 @@ from mooncake_store.client.leases import Leases, untouched
 from mooncake_store.errors import UnavailableError
 from mooncake_store.wire.shard import GET
 from mooncake_store.wire.single_key import GET_SHOWN
-from transfer_engine.kernels import content_tags
+from transfer_engine.tagging import load_kernels as load_tag_kernels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,7 +47,7 @@ Shown: TypeAlias = tuple[int, int, int, int, int, int, int, int, int]
 def load_kernels() -> None:
     """Load or compile what the first request would otherwise wait for."""
     kernels.warmup()
-    content_tags.warmup()
+    load_tag_kernels()
 
 
 def split(replicas: Column, keys: int = 0) -> tuple[Column, Column, Column]:

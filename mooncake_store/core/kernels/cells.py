@@ -46,12 +46,14 @@ from mooncake_store.core.context import (
     ROW_WORDS,
     ROWS,
     TABLE,
+    TAGS,
+    TAGS_USED,
     TALLY,
 )
 from mooncake_store.core.kernels.columns import column
 from mooncake_store.core.kernels.names import LENGTH_BITS, LENGTH_MASK, give_blocks, take_blocks
 from mooncake_store.core.kernels.table import ROWS_HIGH, clear_row, give_link, take_link
-from mooncake_store.core.kernels.tags import keep_tag, tag_in
+from mooncake_store.core.kernels.tags import tag_in
 from mooncake_store.core.records import COLD, OVERFLOW, ROW
 
 ROW_CELL, ENDED_CELL, FREED_CELL, TOLD = 1, 2, 3, 4
@@ -69,6 +71,15 @@ CELL_WORDS_MAX = PIN + 1 + 2 * 63 + 512 + 1
 def put_word(cells, at, word):
     """Write a word at a position of the endless stream."""
     cells[at & (cells.shape[0] - 1)] = word
+
+
+@njit(**KERNEL, inline="always")
+def keep_tag(context, row, tag):
+    """Keep the tag of the content of a row that becomes readable, 0 for none. O(1)."""
+    if tag != 0:
+        context[TAGS_USED] = 1
+    if context[TAGS_USED] != 0:
+        column(context, TAGS, INT64)[row] = tag
 
 
 @njit(**KERNEL)

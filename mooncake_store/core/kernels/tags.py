@@ -1,4 +1,4 @@
-"""Kernels of the tags that content has of its writers: kept by row, told to gets.
+"""Kernels of the tags that content has of its writers: told to gets; `cells.keep_tag` keeps them.
 
 A column beside the rows, of which nothing is memory before a tag is kept, and nothing is looked at:
 TAGS_USED says whether there is any. What it has for a row that is not readable means nothing.
@@ -30,15 +30,6 @@ def tag_in(context, rows, row):
     if context[TAGS_USED] == 0 or rows[row].state != READABLE:
         return np.int64(0)
     return column(context, TAGS, INT64)[row]
-
-
-@njit(**KERNEL, inline="always")
-def keep_tag(context, row, tag):
-    """Keep the tag of the content of a row that becomes readable, 0 for none. O(1)."""
-    if tag != 0:
-        context[TAGS_USED] = 1
-    if context[TAGS_USED] != 0:
-        column(context, TAGS, INT64)[row] = tag
 
 
 @njit(**KERNEL)

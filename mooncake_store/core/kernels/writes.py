@@ -82,6 +82,7 @@ from mooncake_store.core.context import (
     TIERS,
     UINT16,
 )
+from mooncake_store.core.kernels.cells import keep_tag
 from mooncake_store.core.kernels.columns import column
 from mooncake_store.core.kernels.reads import first_offset
 from mooncake_store.core.kernels.table import (
@@ -93,7 +94,6 @@ from mooncake_store.core.kernels.table import (
     set_first,
     take_link,
 )
-from mooncake_store.core.kernels.tags import keep_tag
 from mooncake_store.core.records import COLD, EVENT, OVERFLOW, ROW
 
 
@@ -430,6 +430,13 @@ def passed(rows, cold, row, generation):
     return 0 < (newest - np.int64(generation)) & 0xFFFFFFFF < 0x80000000
 
 
+@njit(**KERNEL, inline="always")
+def keep_sums(context, rows, row, checksums, tags, i):
+    """Keep the checksum of an object that was written, and its tag if tags came."""
+    rows[row].checksum = checksums[i]
+    keep_tag(context, row, tags[i] if tags.shape[0] > 0 else np.int64(0))
+
+
 @njit(**KERNEL)
 def complete(context, now, client, digests, generations, checksums, tags, status, done):
     """End puts; `done` lists the rows that became readable, and each is an event.
@@ -446,7 +453,6 @@ def complete(context, now, client, digests, generations, checksums, tags, status
     kept = context[EVENTS_KEPT]
     place = (context[EVENTS_NEXT] - 1) % max(kept, 1)
     count, pinned, short, written, special = 0, 0, 0, 0, False
-    tagged = tags.shape[0] > 0
     marks, marked = column(context, MARKS, INT64), context[MARKED]
     for i in range(digests.shape[0]):
         row = found[i]
@@ -461,8 +467,7 @@ def complete(context, now, client, digests, generations, checksums, tags, status
                 elif rows[twin].flags & DOOMED:
                     status[i] = OK  # ended by an earlier entry of this batch
                 else:
-                    rows[twin].checksum = checksums[i]
-                    keep_tag(context, twin, tags[i] if tagged else np.int64(0))
+                    keep_sums(context, rows, twin, checksums, tags, i)
                     rows[twin].flags |= DOOMED
                     status[i] = SWAP
                     special = True
@@ -479,8 +484,7 @@ def complete(context, now, client, digests, generations, checksums, tags, status
         else:
             status[i] = OK
             rows[row].state = READABLE
-            rows[row].checksum = checksums[i]
-            keep_tag(context, row, tags[i] if tagged else np.int64(0))
+            keep_sums(context, rows, row, checksums, tags, i)
             rows[row].lease_end = rows[row].holders = 0
             short += missing(rows, cold, row)
             written += rows[row].size
