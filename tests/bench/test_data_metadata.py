@@ -35,6 +35,11 @@ from tests.waiting import until
 
 SIZES = {"4KiB": 4 * KIB, "64KiB": 64 * KIB, "256KiB": 256 * KIB, "1MiB": MIB, "4MiB": 4 * MIB}
 WAYS = ("tcp", "shm", "local")
+SHOWN = {
+    f"rights/{operation}/{shape}"
+    for operation in ("get", "put")
+    for shape in ("4KiB/b128", "64KiB/b1", "64KiB/b16", "1MiB/b1")
+}
 TINY = data.Plan(
     sizes=tuple(SIZES.values()),
     buffer_bytes=8 * MIB,
@@ -62,13 +67,13 @@ def test_data_reports_every_row(data_rows):
     throughput = itertools.product(("get", "put"), WAYS, SIZES, ("b1", "b32", "b128"))
     expected = {"/".join(name) for name in throughput}
     expected |= {f"p50_us/get/{way}/64KiB" for way in WAYS}
-    expected |= {"p50_us/get_leased/shm/64KiB", "pressure/300x1MiB"}
+    expected |= {"p50_us/get_leased/shm/64KiB", "pressure/300x1MiB"} | SHOWN
     assert set(data_rows) == expected
 
 
 def test_data_measures_both_sides_of_what_fits_and_says_why_of_the_rest(data_rows):
     for name, row in data_rows.items():
-        if name == "pressure/300x1MiB":
+        if name == "pressure/300x1MiB" or name in SHOWN:
             continue
         size, batch = name.split("/")[2], name.rpartition("/b")[2]
         fits = name.startswith("p50") or SIZES[size] * int(batch) <= 8 * MIB
@@ -76,6 +81,12 @@ def test_data_measures_both_sides_of_what_fits_and_says_why_of_the_rest(data_row
         assert row.why == (None if fits else "a batch does not fit")
         assert set(row.vs) == {"raw"}
         assert (row.vs["raw"].ratio is not None) == fits
+
+
+def test_data_measures_what_rights_to_memory_cost(data_rows):
+    for name in SHOWN:
+        assert data_rows[name].value > 0
+        assert data_rows[name].vs["off"].ratio > 0
 
 
 def test_a_full_pool_accepts_every_put(data_rows):

@@ -1,5 +1,6 @@
 """A cluster of real processes for this directory; a namespace for each test."""
 
+import contextlib
 import io
 import itertools
 import sys
@@ -8,6 +9,7 @@ import pytest
 
 from mooncake_store import Client, LocalCluster
 from mooncake_store.cli.shared.tree import run
+from tests.client.tenants import Pool, running
 
 _numbers = itertools.count()
 
@@ -77,3 +79,41 @@ def mooncake(url, monkeypatch, capfd):
         return int(code), out, err
 
     return call
+
+
+# Tenants, who have to show rights to memory.
+
+
+@pytest.fixture(scope="module", params=["plain", "tls"])
+def pool(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tenants")
+    many = {"workers": 2, "segment": "64MB", "shards": 2}
+    with running(Pool(folder, request.param == "tls", **many)) as started:
+        yield started
+
+
+@pytest.fixture
+def own_pool(tmp_path):
+    """Make pools that a test may break, or that are made in another way."""
+    with contextlib.ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(running(Pool(tmp_path, **settings)))
+
+
+@pytest.fixture
+def client():
+    """Make a client of a tenant of a pool, or of who knows its secret."""
+    with contextlib.ExitStack() as stack:
+        yield lambda pool, name="alice", **more: stack.enter_context(
+            Client(**pool.settings(name, **more))
+        )
+
+
+@pytest.fixture
+def alice(pool, client):
+    return client(pool)
+
+
+@pytest.fixture
+def fresh():
+    """A key that no other test uses."""
+    return f"key/{next(_numbers)}"

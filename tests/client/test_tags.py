@@ -3,66 +3,27 @@
 Two tenants of a pool of real processes, and somebody who gets at the memory of its worker.
 """
 
-import contextlib
-
 import numpy as np
 import pytest
 import xxhash
 
-from mooncake_store import AsyncClient, ChecksumMismatchError, Client, Pieces
-from tests.client.test_shown import Pool, running, value_of
+from mooncake_store import AsyncClient, ChecksumMismatchError, Pieces
+from tests.client.tenants import value_of
 from tests.hashing.test_content_tags import forgery
 
 SIZE = 100_000
 CHANGED = "the tag of the namespace differs"
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory):
-    with running(Pool(tmp_path_factory.mktemp("tags"), workers=1, segment="64MB")) as started:
-        yield started
+@pytest.fixture
+def two_of(client):
+    """Make a tenant of a pool, and who knows its secret."""
+    return lambda pool: (client(pool), client(pool, "pool", transports=["tcp"]))
 
 
 @pytest.fixture
-def cleanup():
-    with contextlib.ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def two_of(cleanup):
-    """A tenant of a pool, and who knows its secret."""
-
-    def connect(pool):
-        named = pool.settings("alice"), pool.settings("pool", transports=["tcp"])
-        return [cleanup.enter_context(Client(**settings)) for settings in named]
-
-    return connect
-
-
-@pytest.fixture
-def own_pool(cleanup, tmp_path):
-    """Make a pool of a worker that is set up in another way."""
-
-    def make(**settings):
-        return cleanup.enter_context(running(Pool(tmp_path, workers=1, segment="32MB", **settings)))
-
-    return make
-
-
-@pytest.fixture
-def clients(pool, two_of):
-    return two_of(pool)
-
-
-@pytest.fixture
-def alice(clients):
-    return clients[0]
-
-
-@pytest.fixture
-def trusted(clients):
-    return clients[1]
+def trusted(pool, client):
+    return client(pool, "pool", transports=["tcp"])
 
 
 def change(trusted, key, value):
@@ -176,7 +137,7 @@ def test_an_upsert_has_a_tag_of_its_own(alice, trusted):
 
 
 def test_memory_of_one_namespace_is_compared_where_it_lies(own_pool, two_of):
-    alice, trusted = two_of(own_pool(worker={"namespace": "team-a"}))
+    alice, trusted = two_of(own_pool(workers=1, segment="32MB", worker={"namespace": "team-a"}))
     value, forged = forgery(value_of("own", SIZE))
     alice.put("own", value)
     with alice.view("own") as view:
@@ -192,7 +153,7 @@ def test_memory_of_one_namespace_is_compared_where_it_lies(own_pool, two_of):
 
 
 def test_tags_are_there_after_the_master_was_started_again(own_pool, two_of):
-    pool = own_pool(master={"journal": "written"})
+    pool = own_pool(workers=1, segment="32MB", master={"journal": "written"})
     alice, trusted = two_of(pool)
     value, forged = forgery(value_of("kept", SIZE))
     alice.put("kept", value)
@@ -203,7 +164,7 @@ def test_tags_are_there_after_the_master_was_started_again(own_pool, two_of):
 
 
 def test_a_namespace_whose_keys_anybody_can_make_has_no_tags(own_pool, two_of):
-    alice, trusted = two_of(own_pool(master={"identity": "xxh3"}))
+    alice, trusted = two_of(own_pool(workers=1, segment="32MB", master={"identity": "xxh3"}))
     value, forged = forgery(value_of("plain", SIZE))
     alice.put("plain", value)
     change(trusted, "plain", forged)

@@ -1,5 +1,6 @@
 """Faults on fake cards: what fails is repeated, or goes another way, or is told."""
 
+import contextlib
 import logging
 import threading
 import time
@@ -7,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.transfer.rights import KEY, POOL, Ring, known_as
 from tests.waiting import long_before, until
 from transfer_engine import Operation, Segment, TransferEngine, TransferServer
 from transfer_engine.base import CANCELLED, REFUSED, TIMED_OUT, UNKNOWN_SEGMENT, BatchRequest
@@ -303,6 +305,28 @@ def test_what_may_only_be_read_has_a_key_that_cannot_write(fake_nics, engine):
         regions = [fake_nics[0].fabric.regions[key] for key in keys]
         assert {region.access for region in regions} == {verbs.READABLE}
         setting.segment.close()
+
+
+@pytest.mark.parametrize(
+    ("principal", "namespace", "granted"),
+    [
+        ("", "", True),
+        ("worker", "", True),
+        ("writer", "", False),
+        ("tenant", "", False),
+        ("tenant", "tenants", True),
+        ("writer", "tenants", False),
+    ],
+)
+def test_who_would_have_to_show_rights_gets_no_key(fake_nics, principal, namespace, granted):
+    with (
+        TransferServer(secret=Ring(POOL)) as server,
+        Segment.create(SIZE) as segment,
+        TransferEngine(secret=known_as(principal)) as engine,
+    ):
+        descriptor = server.publish(segment, key=KEY, namespace=namespace)
+        with contextlib.nullcontext() if granted else pytest.raises(AuthError):
+            engine.open(descriptor, require="rdma")
 
 
 def test_memory_no_card_takes_goes_through_the_arena(fake_nics, setting, caplog):
