@@ -2,13 +2,14 @@
 
     make(directory, "alice", Role.WRITER, namespaces=("team-a",))     # the text for alice's file
     rotate(directory, "alice", keep_s=3600)      # another one; the one before holds an hour yet
+    limit(directory, "alice", {"bytes": 10 << 30})   # what it may take of the pool
     revoke(directory, "alice")
     keyring = NamedKeyring(secret, directory)    # what a server believes, as the files say just now
 
-A file says in JSON what its principal is: role, namespaces (none are all), until when, and the
-secrets that are believed, newest first. All servers of a pool read the same directory: a copy, a
-mount, a secret of an orchestrator. Files are looked at once a second, when somebody comes in or is
-asked about; what is wrong with one costs its principal his way in, and a line of the log.
+A file says in JSON what its principal is: role, namespaces (none are all), until when, its limits,
+and the secrets that are believed, newest first. All servers of a pool read the same directory: a
+copy, a mount, a secret of an orchestrator. Files are looked at once a second, when somebody comes
+in or is asked about; what is wrong with one costs its principal his way in, and a line of the log.
 
 What a client has is one line, `mooncake:NAME:SECRET`, in the file that its `secret_file` names.
 Cost: a look at the directory a second; a handshake computes one digest for each secret.
@@ -20,6 +21,7 @@ import hashlib
 import logging
 import re
 import secrets
+import ssl
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +31,10 @@ import msgspec
 
 from mooncake_store.endpoint import read_private, read_secret
 from mooncake_store.errors import AlreadyExistsError, ConfigError, NotFoundError
+from mooncake_store.limits import check_limits
 from mooncake_store.master.kept_files import write_whole
 from mooncake_store.private_folder import files_in, written
+from transfer_engine.rpc.address import is_loopback
 from transfer_engine.wire.keyring import (
     Alone,
     Credential,
@@ -40,18 +44,18 @@ from transfer_engine.wire.keyring import (
     keyring_of,
 )
 from transfer_engine.wire.rights import Rights, Role
-from transfer_engine.wire.tls import Tls
+from transfer_engine.wire.tls import SYSTEM, Tls
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from mooncake_store.config.guarded import Guarded, Proving
     from mooncake_store.private_folder import Mark
     from transfer_engine.wire.keyring import Secret
 
 __all__ = [
-    "KEYS_SUFFIX", "Entry", "Gate", "NamedKeyring", "credential_of", "entries", "gate_of", "look",
-    "make", "pool_secret_in", "pool_secret_of", "revoke", "rotate", "sealing", "secret_in",
+    "KEYS_SUFFIX", "Entry", "Gate", "NamedKeyring", "credential_of", "entries", "gate_of", "limit",
+    "look", "make", "pool_secret_in", "pool_secret_of", "revoke", "rotate", "sealing", "secret_in",
     "secret_of", "text_of", "told", "write_text",
 ]  # fmt: skip
 
@@ -83,17 +87,27 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     namespaces: Annotated[tuple[str, ...], msgspec.Meta(max_length=1024)] = ()
     until: float = 0
     """When it ends, in seconds since 1970; 0: never."""
+    limits: dict[str, int] = {}
+    """How much of the pool it may take (`limits.py`)."""
 
-    def keys(self, principal: str, now: float) -> list[Key]:
-        """Return the secrets that are believed now."""
-        role = Role[self.role.upper()]
+    def __post_init__(self) -> None:
+        try:
+            check_limits(self.limits, Role[self.role.upper()], self.namespaces)
+        except ConfigError as error:  # as what it says is wrong in any other way
+            raise ValueError(error.what) from error
+
+    def keys(
+        self, principal: str, now: float, limits: Mapping[str, int] | None = None
+    ) -> list[Key]:
+        """Return the secrets that are believed now, with limits that are looked up there."""
+        role, limits = Role[self.role.upper()], self.limits if limits is None else limits
         found = []
         for proof in self.secrets:
             ends = [end for end in (self.until, proof.until) if end]
             secret = proof.secret.encode()
             told = hashlib.sha256(secret).digest()[:8]
             until = min(ends, default=float("inf"))
-            rights = Rights(principal, role, self.namespaces, until, told)
+            rights = Rights(principal, role, self.namespaces, until, told, limits)
             if now < rights.until:
                 found.append(Key(secret, rights))
         return found
@@ -120,6 +134,8 @@ class NamedKeyring(Keyring):
         self._looked_at = time.monotonic()
         self._seen: dict[str, Mark] = {}
         self._entries: dict[str, Entry] = {}
+        self._limits: dict[str, dict[str, int]] = {}
+        """By principal; sessions go on when these change, and have them by then."""
         self._read(strict=True)
 
     def accepted(self, principal: str) -> Sequence[Key]:
@@ -128,7 +144,9 @@ class NamedKeyring(Keyring):
             return self._shared.accepted("")
         self._look()
         entry = self._entries.get(principal)
-        return () if entry is None else entry.keys(principal, time.time())
+        if entry is None:
+            return ()
+        return entry.keys(principal, time.time(), self._limits[principal])
 
     def holds(self, rights: Rights) -> bool:
         """Whether a principal still has these rights."""
@@ -171,6 +189,11 @@ class NamedKeyring(Keyring):
                     raise
                 log.error("%s is not believed: %s", name, error.what)
         self._seen, self._entries = found, known
+        for name, entry in known.items():
+            held = self._limits.setdefault(name, {})
+            held.update(entry.limits)  # first: at no time shall there be none
+            for gone in held.keys() - entry.limits.keys():
+                del held[gone]
 
 
 def entries(directory: str) -> dict[str, Entry]:
@@ -206,6 +229,7 @@ def make(
     *,
     namespaces: Sequence[str] = (),
     until: float = 0,
+    limits: Mapping[str, int] | None = None,
 ) -> str:
     """Add a principal, and the directory if there is none; return the text of his credential.
 
@@ -216,6 +240,8 @@ def make(
             f"{principal!r} cannot name a principal",
             advice="use up to 64 letters, digits and . _ -, the first one a letter or digit",
         )
+    limits = dict(limits or {})
+    check_limits(limits, role, namespaces)
     path = Path(directory).expanduser().absolute()
     with written(path):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -225,7 +251,7 @@ def make(
                 advice="rotate it for another secret, or revoke it first",
             )
         secret = secrets.token_hex(32)
-        entry = Entry(role.name.lower(), (_Proof(secret),), tuple(namespaces), until)
+        entry = Entry(role.name.lower(), (_Proof(secret),), tuple(namespaces), until, limits)
         _write(path, principal, entry)
     return text_of(principal, secret)
 
@@ -247,6 +273,20 @@ def rotate(directory: str, principal: str, *, keep_s: float) -> str:
     with written(path):
         _write(path, principal, msgspec.structs.replace(entry, secrets=proofs))
     return text_of(principal, secret)
+
+
+def limit(directory: str, principal: str, changed: Mapping[str, int | None]) -> Mapping[str, int]:
+    """Give a principal other limits, None for none of a name; return those that it has now.
+
+    Raises NotFoundError, ConfigError.
+    """
+    path = Path(directory).expanduser().absolute()
+    entry = _known(path, principal)
+    limits = {name: most for name, most in {**entry.limits, **changed}.items() if most is not None}
+    check_limits(limits, Role[entry.role.upper()], entry.namespaces)
+    with written(path):
+        _write(path, principal, msgspec.structs.replace(entry, limits=limits))
+    return limits
 
 
 def revoke(directory: str, principal: str) -> None:
@@ -374,6 +414,35 @@ def sealing(config: Proving, secret: Secret | None) -> Keyring | None:
         name=config.tls_name,
     )
     return keyring
+
+
+def http_tls(config: Proving, host: str) -> Tls | None:
+    """Return what an HTTP port at this host speaks TLS with. Raises ConfigError.
+
+    None on a loopback, where a proxy may speak it, and without a certificate.
+    """
+    if not config.tls_certificate or is_loopback(host):
+        return None
+    if config.tls_key:
+        read_private(config.tls_key, _FILE_BYTES_MAX)
+    return Tls(certificate=config.tls_certificate, key=config.tls_key)
+
+
+def https_context(config: Proving) -> ssl.SSLContext:
+    """Return how servers are judged that are called by https. Raises ConfigError.
+
+    Those are believed that the authorities of this host have signed, or that of the settings.
+    """
+    context = ssl.create_default_context()
+    if config.tls_authority and config.tls_authority != SYSTEM:
+        try:
+            context.load_verify_locations(config.tls_authority)
+        except OSError as error:
+            raise ConfigError(
+                f"{config.tls_authority} cannot be used for TLS: {error.strerror or error}",
+                advice="name a file in PEM with tls_authority",
+            ) from None
+    return context
 
 
 def told(secret: Secret | None) -> bytes | None:

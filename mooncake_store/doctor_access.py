@@ -20,8 +20,9 @@ from mooncake_store.config.loading import load_settings
 from mooncake_store.config.settings import PROGRAMS, MasterConfig, WorkerConfig
 from mooncake_store.credentials import look, secret_in
 from mooncake_store.doctor import Finding, Severity
-from mooncake_store.endpoint import is_loopback
+from mooncake_store.endpoint import is_loopback, split_quota
 from mooncake_store.errors import AuthError, ConfigError, StoreError
+from mooncake_store.limits import limits_text
 from mooncake_store.sealing_keys import ring_at
 from mooncake_store.wire.cluster import CLUSTER, MAP, MapRequest
 from transfer_engine.rpc.address import Address
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from mooncake_store.config.guarded import Guarded
     from mooncake_store.credentials import Entry
     from transfer_engine.wire.keyring import Secret
+    from transfer_engine.wire.rights import Rights
 
 __all__ = ["SOON_S", "ask_master", "examine_access"]
 
@@ -44,6 +46,14 @@ SOON_S = 7 * 86_400
 """A credential that ends within this is told."""
 _ASK_S = 5.0
 _XXH3 = "xxh3"
+_NAMED = 4
+"""Namespaces that a finding names."""
+_MAY = {
+    "reader": "find, read and list",
+    "writer": "put, change and remove objects",
+    "worker": "lend memory, and put, change and remove objects",
+    "admin": "do everything",
+}
 
 
 def examine_access(
@@ -58,6 +68,7 @@ def examine_access(
     """
     given = {"secret_file": secret_file, "credentials": credentials}
     found, secrets, directories = [], set(), set()
+    held: set[str] = set()
     for program in (MasterConfig, WorkerConfig):
         try:
             config = load_settings(program, PROGRAMS, file=file, overrides=given).value
@@ -70,9 +81,11 @@ def examine_access(
             found.append(_cold_keys(config))
         secrets |= {config.secret_file} - {""}
         directories |= {config.credentials} - {""}
+        if isinstance(config, MasterConfig):
+            held |= {split_quota(quota)[0] for quota in config.quotas}
     found += [_secret_file(each, bool(directories)) for each in sorted(secrets)]
     for each in sorted(directories):
-        found += _directory(each, time.time() if now is None else now)
+        found += _directory(each, held, time.time() if now is None else now)
     return found
 
 
@@ -134,6 +147,10 @@ def _secret_file(path: str, guards: bool) -> Finding:
     except (ConfigError, OSError) as error:
         advice = getattr(error, "advice", "") or "see that this user may read it"
         return Finding(name, PROBLEM, str(getattr(error, "what", error)), advice)
+    if mode & stat.S_IRGRP:
+        return Finding(
+            name, WARNING, f"mode {mode:04o}: its group may read it", f"run: chmod 600 {path}"
+        )
     if not isinstance(secret, bytes):
         assert secret is not None
         told = f"the credential of {secret.own.principal}"
@@ -143,15 +160,14 @@ def _secret_file(path: str, guards: bool) -> Finding:
                 "give masters the pool's secret",
             )  # fmt: skip
         return Finding(name, OK, told)
-    if mode & stat.S_IRGRP:
-        return Finding(
-            name, WARNING, f"mode {mode:04o}: its group may read it", f"run: chmod 600 {path}"
-        )
     return Finding(name, OK, "the pool's secret, for this user alone")
 
 
-def _directory(directory: str, now: float) -> Iterator[Finding]:
-    """Say of each principal what stands out, and which files are not believed."""
+def _directory(directory: str, held: set[str], now: float) -> Iterator[Finding]:
+    """Say of each principal what it may, what stands out, and which files are not believed.
+
+    `held` are the namespaces with a quota.
+    """
     try:
         entries, others = look(directory)
     except ConfigError as error:
@@ -164,38 +180,79 @@ def _directory(directory: str, now: float) -> Iterator[Finding]:
             f"credential file {file}", PROBLEM, f"not believed: {why.what}",
             why.advice or "make it anew with `mooncake secret make`, or remove it",
         )  # fmt: skip
+    shared = {name for entry in entries.values() for name in entry.namespaces}
     for principal, entry in entries.items():
-        yield from _principal(principal, entry, now)
+        rights = entry.rights(principal, now)
+        yield _credential(principal, entry, rights, now)
+        yield from _readable(directory, principal, entry)
+        if rights is not None:
+            yield from _wide(principal, entry, shared, held)
 
 
-def _principal(principal: str, entry: Entry, now: float) -> Iterator[Finding]:
+def _credential(principal: str, entry: Entry, rights: Rights | None, now: float) -> Finding:
+    """Say what a principal may do and how much of it, unless that ends."""
     name = f"credential of {principal}"
-    rights = entry.rights(principal, now)
-    where = ", ".join(entry.namespaces) or "all namespaces"
     if rights is None:
-        yield Finding(
+        return Finding(
             name, WARNING, "has run out, so nobody comes in with it",
             f"`mooncake secret revoke`, and `make` it anew if {principal} still needs it",
         )  # fmt: skip
-    elif rights.until - now <= SOON_S:
-        yield Finding(
+    if rights.until - now <= SOON_S:
+        return Finding(
             name, WARNING, f"runs out in {_days(rights.until - now)}",
             "`mooncake secret rotate` if its secret ends, else `revoke` it and `make` another",
         )  # fmt: skip
-    else:
-        yield Finding(name, OK, f"{entry.role} of {where}")
-    if rights is None:
+    where = ", ".join(entry.namespaces) or "all namespaces"
+    limits = limits_text(entry.limits)
+    bounds = f"limited to {limits}" if limits else "without limits"
+    return Finding(name, OK, f"{entry.role} of {where}, who may {_MAY[entry.role]}; {bounds}")
+
+
+def _readable(directory: str, principal: str, entry: Entry) -> Iterator[Finding]:
+    """Say of a file that is believed who else can read it. Others than its group cannot."""
+    file = Path(directory).expanduser() / f"{principal}.json"
+    try:
+        mode = stat.S_IMODE(file.stat().st_mode)
+    except OSError:  # it was taken away meanwhile
         return
+    if mode & stat.S_IRGRP:
+        yield Finding(
+            f"credential file {file.name}", WARNING,
+            f"mode {mode:04o}: its group may read the secret, and come in as the {entry.role}",
+            f"run: chmod 600 {file}",
+        )  # fmt: skip
+
+
+def _wide(principal: str, entry: Entry, shared: set[str], held: set[str]) -> Iterator[Finding]:
+    """Say what a principal may beyond what its like need, in a pool of these namespaces."""
+    name = f"credential of {principal}"
     if entry.role == "admin":
         yield Finding(
             name, NOTE, "an admin: it may drain, move, split and promote",
             "give programs that only read and write a reader or writer",
         )  # fmt: skip
     elif not entry.namespaces and entry.role != "worker":
+        worse = entry.role == "writer" and shared
         yield Finding(
-            name, NOTE, f"a {entry.role} of all namespaces",
+            name, WARNING if worse else NOTE,
+            f"a {entry.role} of all namespaces"
+            + (f", those of others included: {_some(shared)}" if worse else ""),
             "name those that it is for: `mooncake secret make --namespace`",
         )  # fmt: skip
+    free = sorted(set(entry.namespaces) - held)
+    if entry.role == "writer" and free and len(shared) > 1 and "bytes" not in entry.limits:
+        yield Finding(
+            f"limits of {principal}", WARNING,
+            f"nothing limits what it puts, so it can take the room of others in {_some(shared)}",
+            "`mooncake secret make --limit bytes=SIZE`, or a quota: "
+            f"`mooncake master --quota {free[0]}=SIZE`",
+        )  # fmt: skip
+
+
+def _some(names: set[str]) -> str:
+    first = sorted(names)
+    more = f" and {len(first) - _NAMED} more" if len(first) > _NAMED else ""
+    return ", ".join(first[:_NAMED]) + more
 
 
 def _days(seconds: float) -> str:

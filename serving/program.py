@@ -23,6 +23,7 @@ from serving.system import (
 )
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Mapping
 
 __all__ = ["EngineSettings", "run"]
@@ -42,6 +43,8 @@ class EngineSettings:
     """Who may register engines; empty makes one for those who run as the same user."""
     networks: tuple[str, ...] = ()
     """Where others than those of `engines` may publish their events."""
+    judge: ssl.SSLContext | None = None
+    """Whom to believe of those that are reached by https; None is as usual."""
 
 
 def run(
@@ -56,7 +59,7 @@ def run(
     """
     engines = elsewhere.engines
     if not engines:
-        if elsewhere != EngineSettings():
+        if replace(elsewhere, judge=None) != EngineSettings():
             raise ConfigError(
                 "what is said of engines elsewhere is of no use without any",
                 advice="name one with --backend",
@@ -114,6 +117,7 @@ async def _external(
         engine_placement(settings),
         key=elsewhere.backend_key,
         networks=elsewhere.networks,
+        judge=elsewhere.judge,
     )
     facts = {"what": f"{len(elsewhere.engines)} engines"}
     token, made = elsewhere.admin_token, None
@@ -124,7 +128,9 @@ async def _external(
         shell = replace(settings.shell, admin_token=token)
         application = external_application(front, shell)
         try:
-            server, facts["url"] = await serve_http(application, settings.host, listener)
+            server, facts["url"] = await serve_http(
+                application, settings.host, listener, tls=settings.tls
+            )
             try:
                 await _until_stopped(stop, facts, ready, port_file)
             finally:

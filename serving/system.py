@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from serving.scheduling.placement import PlacementPolicy
+    from transfer_engine.wire.tls import Tls
 
 __all__ = [
     "ServingSystem",
@@ -86,6 +87,8 @@ class SystemSettings:
     insecure: bool = False
     names: tuple[str, ...] = ()
     """What the server is called besides, by those who need no token."""
+    tls: Tls | None = None
+    """What it answers by https with, in place of http."""
     store_url: str = ""
     """A pool that runs already; empty starts one of its own."""
     store_secret: str = ""
@@ -212,13 +215,19 @@ class ServingSystem:
         if settings.record:
             self._recorder = Recorder(Path(settings.record))
             self._recorder.start()
-        pool = {"secret_file": settings.store_secret} if settings.store_secret else {}
+        pool: dict[str, Any] = {}
+        if settings.store_secret:
+            pool["secret_file"] = settings.store_secret
         if settings.store_url:
             async with AsyncClient(settings.store_url, **pool):
                 self.store_url = settings.store_url
         else:
+            # Nobody else reaches it, and it has no secret: the certificate is for who calls us.
+            pool = dict.fromkeys(("tls_certificate", "tls_key", "tls_authority", "tls_name"), "")
             self.store = LocalCluster(
-                segment=settings.segment, worker={"overcommit": settings.overcommit}
+                segment=settings.segment,
+                master=pool,
+                worker={"overcommit": settings.overcommit, **pool},
             )
             await asyncio.to_thread(self.store.start)
             self.store_url = self.store.url
@@ -247,7 +256,10 @@ class ServingSystem:
         )
         front.limits()  # a tokenizer or chat template that cannot be used is told of now
         self._web, self.url = await serve_http(
-            front_application(front, settings.shell), settings.host, self._listener
+            front_application(front, settings.shell),
+            settings.host,
+            self._listener,
+            tls=settings.tls,
         )
 
     async def close(self) -> None:
@@ -305,14 +317,22 @@ class ServingSystem:
 
 
 async def serve_http(
-    application: web.Application, host: str, listener: socket.socket
+    application: web.Application, host: str, listener: socket.socket, *, tls: Tls | None = None
 ) -> tuple[WebServer, str]:
-    """Serve an application on a port of `listen`; returns its server and its URL."""
+    """Serve an application on a port of `listen`; returns its server and its URL.
+
+    With `tls` by https alone.
+    """
     # A client that goes away has to cancel its request, wherever it is.
     server = WebServer(
-        application, listener, "the HTTP port", handler_cancellation=True, shutdown_timeout=STOP_S
+        application,
+        listener,
+        "the HTTP port",
+        tls=tls,
+        handler_cancellation=True,
+        shutdown_timeout=STOP_S,
     )
     await server.start()
     bound = listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
-    return server, f"http://{shown}:{bound}"
+    return server, f"{'http' if tls is None else 'https'}://{shown}:{bound}"

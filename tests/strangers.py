@@ -33,6 +33,15 @@ def descriptors(pid="self"):
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
+def opened():
+    """The descriptors of this process, and what they lead to: a number may be used again."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            found.add((fd, os.readlink(f"/proc/self/fd/{fd}")))
+    return found
+
+
 def shared_kib():
     """How much shared memory this process has mapped and touched, in KiB."""
     with open("/proc/self/status") as status:

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -274,6 +275,16 @@ def test_warmup_reaches_every_kernel(path):
     top = {node.name: node for node in tree(path).body if isinstance(node, ast.FunctionDef)}
     if "warmup" not in top and not path.parent.with_name("warmup.py").exists():
         return [(1, "no warmup()")]
+    cold = not_called(path)
+    if cold:
+        # The warm-up goes through other modules, so look at what it compiled or loaded.
+        cold -= closure(uses_of(path), compiled_by_warmups()[module_name(path)])
+    return [(top[name].lineno, f"warmup does not call {name}") for name in sorted(cold)]
+
+
+def uses_of(path):
+    """What each function of a module uses of the others."""
+    top = {node.name: node for node in tree(path).body if isinstance(node, ast.FunctionDef)}
     uses = {name: {n.id for n in ast.walk(f) if isinstance(n, ast.Name)} for name, f in top.items()}
     for name, function in top.items():
         # A numba extension (`@overload(f)`) is reached through the function it stands in for.
@@ -281,12 +292,14 @@ def test_warmup_reaches_every_kernel(path):
             for extended in ast.walk(decorator):
                 if isinstance(extended, ast.Name) and extended.id in top:
                     uses[extended.id].add(name)
-    kernels = {name for name, function in top.items() if is_kernel(function)}
-    cold = kernels - closure(uses, top.keys() & {"warmup"})
-    if cold:
-        # The warm-up goes through other modules, so look at what it compiled or loaded.
-        cold = kernels - closure(uses, compiled_by_warmup(path))
-    return [(top[name].lineno, f"warmup does not call {name}") for name in sorted(cold)]
+    return uses
+
+
+def not_called(path):
+    """The kernels of a module that its own warm-up does not reach."""
+    uses = uses_of(path)
+    kernels = {f.name for f in tree(path).body if isinstance(f, ast.FunctionDef) and is_kernel(f)}
+    return kernels - closure(uses, uses.keys() & {"warmup"})
 
 
 def closure(uses, names):
@@ -300,21 +313,33 @@ def closure(uses, names):
     return reached
 
 
-def compiled_by_warmup(path):
-    """The kernels of a file that its warm-up has ready in a process of its own."""
-    program = (
-        f"import {module_name(path)} as kernels;"
-        "from mooncake_store.program.kernels import warmup_of;"
-        f"warmup_of({module_name(path)!r})();"
-        "print(*(name for name, value in vars(kernels).items() if"
-        f" getattr(value, '__module__', '') == {module_name(path)!r}"
-        " and getattr(value, 'signatures', None)))"
-    )
+WARM = """
+import importlib, os, sys
+from mooncake_store.program.kernels import warmup_of
+
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+for name in sys.argv[1:]:
+    if os.fork() == 0:
+        warmup_of(name)()
+        print(name, *(
+            each for each, value in vars(sys.modules[name]).items()
+            if getattr(value, "__module__", "") == name and getattr(value, "signatures", None)
+        ), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0, name
+"""
+
+
+@cache
+def compiled_by_warmups():
+    """The kernels that the warm-up of a module has ready in a process of its own, by module."""
+    names = [module_name(path) for path in KERNELS if not_called(path)]
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=110
+        [sys.executable, "-c", WARM, *names], capture_output=True, text=True, timeout=110
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    return {name: ready for name, *ready in map(str.split, done.stdout.splitlines())}
 
 
 def test_no_module_is_dead():

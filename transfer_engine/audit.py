@@ -1,11 +1,12 @@
 """Who did what only an admin may, and who was refused what is others': a line of the log each.
 
     alice from 10.0.0.9:40112: merge(factor=2): answered shards=4
-    bob: remove refused: the credential is read-only, of bob
+    bob from 10.0.0.12:51044: remove refused: the credential is read-only, of bob
 
 All of them are of one logger, so that they can be kept apart from the rest. No line has a secret
 or bytes of an object. Refusals cost whoever asks for them nothing, so of one principal the same
-kind of them is told at most once a minute. O(length of the arguments).
+kind of them is told at most once a minute, with the address that the first one of them came from
+and how many there were since. O(length of the arguments).
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ from transfer_engine.lasting import Seldom
 if TYPE_CHECKING:
     from msgspec import Struct
 
-__all__ = ["ANYBODY", "POOL", "READERS", "Lack", "acted", "refused"]
+__all__ = ["ANYBODY", "POOL", "READERS", "Lack", "Limited", "acted", "refused"]
 
 log = logging.getLogger(__name__)
 
-Lack: TypeAlias = Literal["role", "namespace", "key"]
+Limited: TypeAlias = Literal[
+    "clients", "names", "groups", "tasks", "pins", "bytes", "segments", "lent"
+]
+"""What a principal may have some of and no more."""
+Lack: TypeAlias = Literal["role", "namespace", "key"] | Limited
 """What somebody lacks for what he asks."""
 POOL, READERS = "the pool's secret", "the read-only secret"
 ANYBODY = "anybody, as there is no secret"
@@ -55,8 +60,8 @@ def acted(
     )  # fmt: skip
 
 
-def refused(who: str, operation: str, why: str, lack: Lack) -> None:
-    """Tell that somebody asked for what is others', unless the like was just told of him."""
+def refused(who: str, peer: str, operation: str, why: str, lack: Lack) -> None:
+    """Tell that somebody asked for what is not his, unless the like was just told of him."""
     kind = who, lack
     with _lock:
         seldom = _seldom.setdefault(kind, Seldom())
@@ -65,7 +70,7 @@ def refused(who: str, operation: str, why: str, lack: Lack) -> None:
             _seldom.popitem(last=False)
         often = seldom.due()
     if often is not None:
-        log.warning("%s: %s refused: %s%s", who, operation, why, often)
+        log.warning("%s from %s: %s refused: %s%s", who, peer, operation, why, often)
 
 
 def _short(request: Struct) -> str:

@@ -226,7 +226,7 @@ class PeerService:
             raise RemoteProtocolError(f"a malformed question: {error}", peer=peer) from error
         if isinstance(asked, Post | Sync) and rights.role < Role.WRITER:
             kind = "notify" if isinstance(asked, Post) else "sync"
-            raise rights.refusal(Role.WRITER, kind)
+            raise rights.refusal(Role.WRITER, kind, peer)
         return encode(self._answer(asked, peer))
 
     def _answer(self, asked: Question, peer: str) -> Answer:

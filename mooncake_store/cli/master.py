@@ -99,17 +99,26 @@ def _flags_of_the_original(arguments: list[str]) -> "Flags":
 
 def _open_ports(flags: "Flags", settings: MasterConfig, ports: ExitStack) -> "Control | None":
     """Open the HTTP ports of the original that flags ask for, before anything else starts."""
+    from mooncake_store.credentials import http_tls
+
     control = None
     if flags.control:
         from mooncake_store.compat.control import Control
 
         host, port = flags.control
-        control = Control(host, port, secret_file=settings.secret_file, insecure=settings.insecure)
+        control = Control(
+            host,
+            port,
+            secret_file=settings.secret_file,
+            insecure=settings.insecure,
+            tls=http_tls(settings, host),
+        )
         ports.enter_context(control)
-        note(f"the original's control port is at http://{control.address}")
+        note(f"the original's control port is at {control.url}")
     if flags.metadata:
         from mooncake_store.compat.metadata import Metadata
 
-        metadata = ports.enter_context(Metadata(*flags.metadata))
-        note(f"the original's metadata server is at http://{metadata.address}/metadata")
+        host, port = flags.metadata
+        metadata = ports.enter_context(Metadata(host, port, tls=http_tls(settings, host)))
+        note(f"the original's metadata server is at {metadata.url}/metadata")
     return control

@@ -83,6 +83,11 @@ def reader(
             " --for 30d",
             "may read one namespace, for 30 days",
         ),
+        (
+            "mooncake secret make /etc/mooncake/credentials bob --namespace team-b"
+            " --limit bytes=10GiB --limit clients=100",
+            "no more than so much may lie in what it is for, and so many may be connected",
+        ),
         ("mooncake secret make /etc/mooncake/credentials node7 --role worker", "may lend memory"),
     )
 )
@@ -99,6 +104,15 @@ def make(
     lasts: Annotated[
         str | None, typer.Option("--for", metavar="DURATION", help="When it ends. Never.")
     ] = None,
+    limits: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--limit",
+            metavar="NAME=NUMBER",
+            help="How much it may take of clients, names, groups, tasks, pins, bytes, segments or "
+            "lent. Anything.",
+        ),
+    ] = None,
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -108,12 +122,19 @@ def make(
     is kept nowhere else but in the directory.
     """
     from mooncake_store import credentials
+    from mooncake_store.limits import split_limit
     from mooncake_store.units import parse_duration
     from transfer_engine.wire.rights import Role
 
     until = 0.0 if lasts is None else time.time() + parse_duration(lasts)
+    given = [split_limit(each) for each in limits or ()]
     text = credentials.make(
-        directory, name, Role[role.value.upper()], namespaces=namespaces or (), until=until
+        directory,
+        name,
+        Role[role.value.upper()],
+        namespaces=namespaces or (),
+        until=until,
+        limits=dict(given),
     )
     _tell(text, out, as_json=as_json)
 
@@ -144,6 +165,7 @@ def list_(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
                     "principal": name,
                     "role": entry.role,
                     "namespaces": list(entry.namespaces),
+                    "limits": entry.limits,
                     "until": entry.until or None,
                     "secrets": holding,
                 }
@@ -179,6 +201,31 @@ def rotate(
 
     text = credentials.rotate(directory, name, keep_s=parse_duration(keep))
     _tell(text, out, as_json=as_json)
+
+
+@app.command(
+    epilog=examples(
+        (
+            "mooncake secret limit /etc/mooncake/credentials bob bytes=20GiB clients=any",
+            "as many clients as it likes, and room for 20 GiB",
+        ),
+    ),
+)
+def limit(
+    directory: DirectoryArgument,
+    name: NameArgument,
+    limits: Annotated[
+        list[str], typer.Argument(metavar="NAME=NUMBER...", help="NAME=any ends a limit.")
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Change how much a principal may take; its sessions go on, and have it within a second."""
+    from mooncake_store import credentials
+    from mooncake_store.limits import changed_limit, limits_text
+
+    held = credentials.limit(directory, name, dict(changed_limit(each) for each in limits))
+    said = f"is limited to {limits_text(held)}" if held else "has no limits"
+    emit({"limits": held}, as_json=as_json, human=lambda: f"{name} {said}")
 
 
 @app.command(
@@ -254,11 +301,14 @@ def _tables(found: "list[tuple[str, Entry, int]]", keys: dict[str, list[str]]) -
     """Draw the principals of a directory, and the keys that it has, if any."""
     from rich.console import Group
 
+    from mooncake_store.limits import limits_text
+
     principals = table(
         {
             "Principal": "left",
             "Role": "left",
             "Namespaces": "left",
+            "Limits": "left",
             "Until": "left",
             "Secrets": "right",
         },
@@ -267,6 +317,7 @@ def _tables(found: "list[tuple[str, Entry, int]]", keys: dict[str, list[str]]) -
                 name,
                 entry.role,
                 ", ".join(entry.namespaces) or "all",
+                limits_text(entry.limits) or "none",
                 _day(entry.until),
                 str(holding) if holding else "none holds",
             )

@@ -78,6 +78,9 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
     Status.LEASE_EXPIRED: (LeaseExpiredError, "the lease ended before the transfer did"),
     Status.BUSY: (BusyError, "a copy or move of the object is running"),
     Status.TENANT_QUOTA: (NoSpaceError, "the quota of the namespace has no room for the object"),
+    Status.LIMIT_BYTES: (NoSpaceError, "a limit of the credential has no room for the object"),
+    Status.LIMIT_PINS: (NoSpaceError, "the credential may pin no more hard"),
+    Status.LIMIT_GROUPS: (NoSpaceError, "the credential may have no more groups"),
     Status.PINNED: (BusyError, "the object is pinned, and a pin counts for more than this hint"),
     Status.TASK_LIMIT: (BusyError, "as many copies wait as a shard takes"),
     ChecksumMismatchError.code: (
@@ -110,6 +113,12 @@ _ADVICE: dict[int, str] = {
     Status.TASK_LIMIT: "ask again when `mooncake top` says that fewer replicas are missing",
     Status.TENANT_QUOTA: "remove or unpin objects of the namespace, wait for leases to end, or "
     "raise its quota in the setting quotas of the master",
+    Status.LIMIT_BYTES: "remove or unpin objects of its namespaces, wait for leases to end, or "
+    "have the limit of bytes raised in the credential",
+    Status.LIMIT_PINS: "unpin or remove objects that are pinned hard, or have the limit of pins "
+    "raised in the credential",
+    Status.LIMIT_GROUPS: "put into groups that there are, remove all objects of some, or have the "
+    "limit of groups raised in the credential",
 }
 
 _PUTS = ("put", "commit")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from mooncake_store.compat.setup import Wanted, connect, lend, lend_disk
 from mooncake_store.compat.values import ReplicateConfig, SoftPinAction
 from mooncake_store.errors import InvalidArgumentError, StoreError
 from mooncake_store.failed_reads import FailedReads
+from mooncake_store.program.descriptors import lendable
 from transfer_engine.base import default_timeout_s
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class Base:
         self._wanted = Wanted("localhost")
         self._worker: Worker | None = None
         self._extra_workers: dict[str, Worker] = {}
+        self._places = threading.BoundedSemaphore(0)  # for more of them
         self._disk: LentDisk | None = None
         self._hostname = ""
         self._registry = Registry()
@@ -85,6 +88,7 @@ class Base:
             wanted = Wanted.of(given)
             wanted.check()
             self._client = connect(wanted)
+            self._places = threading.BoundedSemaphore(lendable(self._client._core.shards))
             self._wanted = wanted
             self._registry = Registry(unchecked=wanted.unchecked_pointers)
             self._worker, self._hostname = lend(wanted, self._client)

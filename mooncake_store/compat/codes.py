@@ -43,6 +43,9 @@ _RENAMED = {
     int(Status.SUPERSEDED): OK,
     int(Status.PINS_FULL): int(Status.NO_SPACE),
     int(Status.TOO_FEW_SEGMENTS): int(Status.NO_SPACE),
+    int(Status.LIMIT_GROUPS): int(Status.NO_SPACE),
+    int(Status.LIMIT_PINS): int(Status.NO_SPACE),
+    int(Status.LIMIT_BYTES): int(Status.NO_SPACE),
 }
 
 

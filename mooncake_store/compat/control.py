@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from mooncake_store.client.aio import AsyncClient
     from mooncake_store.client.results import ObjectInfo
     from mooncake_store.wire.cluster import SegmentEntry
+    from transfer_engine.wire.tls import Tls
 
     Query: TypeAlias = dict[str, str]
     Handler: TypeAlias = Callable[[AsyncClient, Query, bytes], Awaitable[HttpReply]]
@@ -99,7 +100,13 @@ class Control(HttpServer):
     """Serves until it is closed; raises ConfigError when the port is taken."""
 
     def __init__(
-        self, host: str, port: int, *, secret_file: str = "", insecure: bool = False
+        self,
+        host: str,
+        port: int,
+        *,
+        secret_file: str = "",
+        insecure: bool = False,
+        tls: Tls | None = None,
     ) -> None:
         self._may_change = insecure or is_loopback(host)
         self._secret_file = secret_file
@@ -123,6 +130,7 @@ class Control(HttpServer):
             head_bytes_max=HEAD_BYTES_MAX,
             body_bytes_max=BODY_BYTES_MAX,
             name="mooncake-control",
+            tls=tls,
         )
 
     def serve(self, master: str) -> None:

@@ -9,9 +9,13 @@ values are bounded in number and bytes; they live in memory and go with the mast
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from transfer_engine.rpc.http import JSON, TEXT, HttpReply, HttpRequest, HttpServer
+
+if TYPE_CHECKING:
+    from transfer_engine.wire.tls import Tls
 
 __all__ = ["Metadata"]
 
@@ -26,7 +30,7 @@ ENTRY_BYTES = 200
 class Metadata(HttpServer):
     """Serves until it is closed; raises ConfigError when the port is taken."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, tls: Tls | None = None) -> None:
         self._values: dict[str, bytes] = {}
         self._bytes = 0
         super().__init__(
@@ -35,6 +39,7 @@ class Metadata(HttpServer):
             connections_max=CONNECTIONS_MAX,
             body_bytes_max=VALUE_BYTES_MAX,
             name="mooncake-metadata",
+            tls=tls,
         )
 
     async def answer(self, request: HttpRequest) -> HttpReply:

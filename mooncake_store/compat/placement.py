@@ -6,6 +6,7 @@ Cost: one request each; names of segments are asked for once per call that takes
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,8 @@ from mooncake_store.compat.values import (
     TaskType,
 )
 from mooncake_store.core.records import SegmentState, Status
-from mooncake_store.errors import NotFoundError, OverloadedError, StoreError
+from mooncake_store.errors import NoSpaceError, NotFoundError, OverloadedError, StoreError
+from mooncake_store.program.descriptors import lendable
 from mooncake_store.wire.cluster import SEGMENTS, SegmentsRequest
 from mooncake_store.wire.shard import SUBMIT_TASK, TASK, SubmitTask, TaskRequest
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
     from mooncake_store.client.results import BatchResult, ObjectInfo
+    from mooncake_store.worker.worker import Worker
 
 __all__ = ["PlacementCalls"]
 
@@ -170,7 +173,10 @@ class PlacementCalls(Base):
     def allocate_and_mount_segment(
         self, size: int, protocol: str = "tcp", location: str = ""
     ) -> dict[str, Any]:
-        """Lend more memory to the pool; {"ret", "segment_ids", "allocated_size"}."""
+        """Lend more memory to the pool; {"ret", "segment_ids", "allocated_size"}.
+
+        What is refused has an "error" as well, which says why.
+        """
         return self._mount("allocate_and_mount_segment", size, protocol)
 
     def unmount_and_free_segment(
@@ -180,8 +186,13 @@ class PlacementCalls(Base):
         names = list(dict.fromkeys(require_keys(segment_ids)))
         if any(name not in self._extra_workers for name in names):
             return INVALID_PARAMS
+        places = self._places
         for name in names:
-            self._extra_workers.pop(name).stop(drain_s=float(grace_period_seconds), leases_s=1.0)
+            worker = self._extra_workers.pop(name)
+            try:
+                worker.stop(drain_s=float(grace_period_seconds), leases_s=1.0)
+            finally:
+                places.release()
         return OK
 
     unmount_segment = unmount_and_free_segment
@@ -191,7 +202,8 @@ class PlacementCalls(Base):
     ) -> dict[str, Any]:
         """Lend the first bytes of a file that exists, such as one in /dev/shm.
 
-        {"ret", "segment_ids"}. Nobody else may lend it or write to it meanwhile.
+        {"ret", "segment_ids"}, and an "error" for what is refused by the store. Nobody else may
+        lend it or write to it meanwhile.
         """
         refused = {"ret": INVALID_PARAMS, "segment_ids": []}
         if offset != 0:
@@ -201,25 +213,40 @@ class PlacementCalls(Base):
         if not Path(path).exists():
             return refused | {"ret": _FILE_NOT_FOUND}
         mounted = self._mount("mount_segment", size, protocol, path)
-        return {"ret": mounted["ret"], "segment_ids": mounted["segment_ids"]}
+        del mounted["allocated_size"]
+        return mounted
 
     def _mount(self, what: str, size: int, protocol: str, file: str = "") -> dict[str, Any]:
         refused = {"ret": INVALID_PARAMS, "segment_ids": [], "allocated_size": 0}
         if size < SEGMENT_BYTES_MIN:
             return refused
         try:
-            client = self._require()
-            host = self._hostname.rpartition(":")[0]
-            wanted = Wanted(
-                host, global_segment_size=size, protocol=require_text(protocol), file=file
-            )
-            worker, _ = lend(wanted, client)
+            worker = self._lend_more(size, require_text(protocol), file)
         except (StoreError, ValueError, OSError) as error:
-            return refused | {"ret": self._failed(what, error)}
-        assert worker is not None
+            return refused | {"ret": self._failed(what, error), "error": str(error)}
         name = worker.segments[0].uuid.hex()
         self._extra_workers[name] = worker
         return {"ret": OK, "segment_ids": [name], "allocated_size": worker.segments[0].size}
+
+    def _lend_more(self, size: int, protocol: str, file: str) -> Worker:
+        client, places = self._require(), self._places
+        if not places.acquire(blocking=False):
+            raise NoSpaceError(
+                f"process {os.getpid()} lends {lendable(client._core.shards)} segments beside its "
+                "first, as many as it may",
+                operation="mount",
+                advice="take some back, lend fewer and larger ones, or let it open more files "
+                "(ulimit -n)",
+            )
+        try:
+            host = self._hostname.rpartition(":")[0]
+            wanted = Wanted(host, global_segment_size=size, protocol=protocol, file=file)
+            worker, _ = lend(wanted, client)
+        except BaseException:
+            places.release()
+            raise
+        assert worker is not None
+        return worker
 
     def unmount_local_disk_segment(self, grace_period_seconds: int = 0) -> int:
         """Take the disk of this store back; objects are moved to others within the grace period."""

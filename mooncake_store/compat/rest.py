@@ -46,6 +46,8 @@ from mooncake_store.compat.rest_api import (
     Unmount,
 )
 from mooncake_store.compat.store import MooncakeDistributedStore
+from mooncake_store.config import ClientConfig, load
+from mooncake_store.credentials import http_tls
 from mooncake_store.endpoint import is_loopback
 from mooncake_store.errors import ConfigError
 from mooncake_store.program.descriptors import raise_limit
@@ -56,6 +58,8 @@ from transfer_engine.rpc.accepting import listen
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
+
+    from transfer_engine.wire.tls import Tls
 
     Method: TypeAlias = Callable[["MooncakeStoreService", web.Request], Awaitable[web.Response]]
 
@@ -83,11 +87,15 @@ def _answer(status: int, /, **content: Any) -> web.Response:
     return web.json_response(content, status=status)
 
 
-def _ended(what: str, number: int, **content: Any) -> web.Response:
+def _ended(what: str, number: int, why: str = "", /, **content: Any) -> web.Response:
     """The answer that tells how something ended, and what came of it."""
     if number != 0:
-        return _answer(500, error=f"{what} failed, ret={number}")
+        return _answer(500, error=_failure(what, number, why))
     return _answer(200, status="success", **content)
+
+
+def _failure(what: str, number: int, why: str) -> str:
+    return f"{what} failed, ret={number}" + (f": {why}" if why else "")
 
 
 def _answered(method: Method) -> Method:
@@ -213,6 +221,7 @@ class MooncakeStoreService:
         *,
         insecure: bool = False,
         names: tuple[str, ...] = (),
+        tls: Tls | None = None,
     ) -> bool:
         """Listen; always True. Raises ConfigError where others could reach it without a token."""
         if not (token or insecure or is_loopback(host)):
@@ -227,7 +236,7 @@ class MooncakeStoreService:
             self._made = TokenFile.make("rest", listener.getsockname()[1])
             token, asked = self._made.token, f"requests carry the token in {self._made.path}"
         application = self.application(Shell(host, token, names=names))
-        self._web = WebServer(application, listener, "the REST port")
+        self._web = WebServer(application, listener, "the REST port", tls=tls)
         await self._web.start()
         log.warning("the REST service listens on %s; %s", self._web.address, asked)
         return True
@@ -312,7 +321,7 @@ class MooncakeStoreService:
             self._open.allocate_and_mount_segment, body.size, *self._how(body)
         )
         lent = {name: found[name] for name in ("segment_ids", "allocated_size")}
-        return _ended("Allocate and mount", found["ret"], **lent)
+        return _ended("Allocate and mount", found["ret"], found.get("error", ""), **lent)
 
     @_answered
     async def handle_unmount(self, request: web.Request) -> web.Response:
@@ -332,7 +341,9 @@ class MooncakeStoreService:
         if path is None:
             raise _Refused(f"{refusal}: {body.name!r} names no file of {_SHARED_MEMORY}")
         found = await self._mount_file(path, body)
-        return _ended("Mount", found["ret"], segment_ids=found["segment_ids"])
+        return _ended(
+            "Mount", found["ret"], found.get("error", ""), segment_ids=found["segment_ids"]
+        )
 
     @_answered
     async def handle_unmount_shm(self, request: web.Request) -> web.Response:
@@ -382,7 +393,7 @@ class MooncakeStoreService:
         before = self.mounted_segment_ids
         found = await self._mount_file(body.path, body)
         if found["ret"] != 0:
-            error = f"Mount failed, ret={found['ret']}; "
+            error = f"{_failure('Mount', found['ret'], found.get('error', ''))}; "
             if before:
                 error += "keeping previous decode segments"
             else:
@@ -491,6 +502,7 @@ async def main() -> None:
             options.token,
             insecure=options.insecure,
             names=tuple(options.names),
+            tls=http_tls(load(ClientConfig).value, options.host),
         )
         await stopped.wait()
     finally:

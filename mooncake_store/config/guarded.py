@@ -24,8 +24,9 @@ class Proving(Settings, frozen=True, kw_only=True):
         str,
         Meta(
             description="File in PEM with the certificate that is shown to others, and those "
-            "between it and its authority. With it a master or a worker speaks TLS alone. Looked "
-            "at once a second, as the files of the key and the authority are.",
+            "between it and its authority. With it a master or a worker speaks TLS alone, and HTTP "
+            "ports that others can reach speak https. Looked at once a second, as the files of "
+            "the key and the authority are.",
             extra={"general": ("tls", "certificate")},
         ),
     ] = ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mooncake_store.core import codes as c
 from mooncake_store.core.options import SECOND
-from mooncake_store.core.placing import pinnable_now
+from mooncake_store.core.placing import pin_room
 from mooncake_store.core.records import Tier
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def totals(state: ShardState, tasks_unfinished: int, tenant: int, client: int = 
         tasks_unfinished=tasks_unfinished,
         replicas_missing=int(tally[c.MISSING]),
         room_bytes=room,
-        pinnable_bytes=max(0, min(room, pinnable_now(state, client))),
+        pinnable_bytes=max(0, min(room, pin_room(state, client))),
         hits=int(tally[c.HITS]),
         misses=int(tally[c.MISSES]),
         misses_absent=int(tally[c.AWAY]),

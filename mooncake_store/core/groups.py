@@ -6,6 +6,7 @@ member and nothing for objects without a group.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +30,8 @@ class Groups:
         self._numbers: dict[tuple[int, str], int] = {}
         self._names: dict[int, tuple[int, str]] = {}
         self._last_number = 0
+        self.of: Counter[int] = Counter()
+        """How many there are, by tenant."""
 
     def __len__(self) -> int:
         return len(self._first)
@@ -41,6 +44,7 @@ class Groups:
             number = self._last_number
             self._numbers[tenant, name] = number
             self._names[number] = (tenant, name)
+            self.of[tenant] += 1
         first = self._first.get(number, 0)
         self._group[row] = number
         self._before[row] = 0
@@ -63,8 +67,14 @@ class Groups:
             self._first[number] = after
         else:
             del self._first[number]
-            del self._numbers[self._names.pop(number)]
+            name = self._names.pop(number)
+            del self._numbers[name]
+            self.of[name[0]] -= 1
         self._group[row] = self._next[row] = self._before[row] = 0
+
+    def has(self, tenant: int, name: str) -> bool:
+        """Whether there is a group of this name."""
+        return (tenant, name) in self._numbers
 
     def number(self, row: int) -> int:
         """Return the group number of a row, 0 when it has none."""
@@ -85,6 +95,8 @@ class Groups:
     def check_integrity(self) -> None:
         """Every list is consistent and every name leads to a group."""
         assert set(self._first) == set(self._names), "a group without members is remembered"
+        counted = Counter(tenant for tenant, _ in self._names.values())
+        assert +self.of == counted, "groups of tenants"
         for number in self._first:
             before = 0
             for row in self.members(number):

@@ -176,3 +176,5 @@ def _check_totals(state: ShardState, live: NDArray[np.int64]) -> None:
         mine = state.cold["tenant"][live] == tenant
         assert state.tenant_use[tenant, 0] == nbytes[mine].sum(), f"tenant {tenant}: bytes"
         assert state.tenant_use[tenant, 1] == np.count_nonzero(mine), f"tenant {tenant}: objects"
+        pinned = nbytes[mine & hard].sum()
+        assert state.tenant_pins[tenant] == pinned, f"tenant {tenant}: bytes pinned hard"

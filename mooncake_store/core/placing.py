@@ -7,6 +7,7 @@ which there is no further memory, and everything while there is none.
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,8 @@ from mooncake_store.core.records import Status
 from mooncake_store.core.spreading import nth_largest, spread
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from mooncake_store.core.options import StartOptions
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from mooncake_store.core.spreading import Extents
     from mooncake_store.core.state import ShardState
 
-__all__ = ["pinnable_bytes", "pinnable_now", "place"]
+__all__ = ["keeps_pin", "pinnable_bytes", "pin_room", "pin_status", "pinnable_now", "place"]
 
 PINS_OF_ONE = 0.75
 """Largest share that one client may have of what may be pinned hard."""
@@ -52,9 +55,10 @@ def place(
         too_large = sizes[large] > homes.largest_bytes(1, home)
         refusal = np.where(too_large, Status.TOO_LARGE, Status.TOO_FEW_SEGMENTS)
         result[large] = np.where(never, refusal, Status.NO_SPACE)
-    if options.hard_pin or state.tenant_by_number[tenant].quota_bytes is not None:
-        who = int(state.cold["owner"][rows[0]]), tenant
-        _hold_limits(state, who, sizes, options, result, leaving)
+    client = int(state.cold["owner"][rows[0]])
+    quota = state.tenant_by_number[tenant].quota_bytes
+    if options.hard_pin or quota is not None or client in state.allowances:
+        _hold_limits(state, (client, tenant), sizes, options, result, leaving)
     todo = np.flatnonzero(result == c.OK)
     for attempt in range(pressure.ATTEMPTS_MAX):
         state.space.return_freed()
@@ -120,27 +124,53 @@ def _hold_limits(
     result: NDArray[np.int16],
     leaving: NDArray[np.int64],
 ) -> None:
-    """Refuse, in order, what a tenant's quota or the shares of hard pins do not allow.
+    """Refuse, in order, what a quota, the shares of hard pins or the writer's limits do not allow.
 
     `who`: the client and the tenant of all. What leaves with an object makes room for that one, and
     for no other: it may stay.
     """
     sums = [size * options.replicas for size in sizes.tolist()]  # no fixed width to overflow
     client, tenant = who
+    allowance = state.allowances.get(client)
+    needs = _beyond(sums, leaving[0])
     quota = state.tenant_by_number[tenant].quota_bytes
     if quota is not None:
-        for at, need in enumerate(sums):
-            if need > quota:  # at once: neither eviction nor a further segment would help
-                result[at] = Status.TENANT_QUOTA
-        needs = _beyond(sums, leaving[0])
-        over = sum(itertools.compress(needs, result == c.OK)) - quota
-        over += _used(state, tenant)
-        if over > 0:
-            pressure.evict_tenant(state, tenant, over)
-        _refuse_over(needs, quota - _used(state, tenant), result, Status.TENANT_QUOTA)
+        status = Status.TENANT_QUOTA
+        _hold_bytes(
+            state, sums, needs, quota, partial(_used, state, tenant), [tenant], result, status
+        )
+    if allowance is not None and (most := allowance.bytes_most) is not None:
+        used, giving = partial(allowance.used, state), allowance.evictable(state, tenant)
+        _hold_bytes(state, sums, needs, most, used, giving, result, Status.LIMIT_BYTES)
     if options.hard_pin:
         needs = _beyond(sums, leaving[1])
         _refuse_over(needs, pinnable_now(state, client), result, Status.PINS_FULL)
+        if (left := _pins_left(state, client)) is not None:
+            _refuse_over(needs, left, result, Status.LIMIT_PINS)
+
+
+def _hold_bytes(
+    state: ShardState,
+    sums: list[int],
+    needs: list[int],
+    most: int,
+    used: Callable[[], int],
+    giving: list[int],
+    result: NDArray[np.int16],
+    status: Status,
+) -> None:
+    """Refuse what does not fit beside what is used, once the coldest of some tenants gave way.
+
+    `sums` are the sizes of all, `needs` what they take beyond the room of what leaves with them.
+    """
+    for at, size in enumerate(sums):
+        if size > most:  # at once: neither eviction nor a further segment would help
+            result[at] = status
+    over = sum(itertools.compress(needs, result == c.OK)) - most + used()
+    for tenant in giving:
+        if over > 0:
+            over -= pressure.evict_tenant(state, tenant, over).bytes
+    _refuse_over(needs, most - used(), result, status)
 
 
 def _beyond(sums: list[int], leaving: NDArray[np.int64]) -> list[int]:
@@ -166,6 +196,41 @@ def pinnable_now(state: ShardState, client: int) -> int:
     if client:
         room = min(room, int(PINS_OF_ONE * most) - int(state.pinned_of[client]))
     return room
+
+
+def pin_status(state: ShardState, client: int, nbytes: int) -> Status:
+    """Whether a client may pin so many bytes more hard: OK, or what does not allow it."""
+    if nbytes > pinnable_now(state, client):
+        return Status.PINS_FULL
+    room = _pins_left(state, client)
+    return Status.OK if room is None or nbytes <= room else Status.LIMIT_PINS
+
+
+def pin_room(state: ShardState, client: int) -> int:
+    """Return how many bytes a client may pin hard, by all that is held against it."""
+    room, left = pinnable_now(state, client), _pins_left(state, client)
+    return room if left is None else min(room, left)
+
+
+def keeps_pin(state: ShardState, old: int, new: int) -> bool:
+    """Whether what takes the place of an object that is pinned hard is so too.
+
+    Unless it is larger, and the limits of its writer leave no room for what it is larger by.
+    """
+    left = _pins_left(state, int(state.cold["owner"][new]))
+    if left is None:
+        return True
+    rows = state.rows[[new, old]]
+    more, less = (rows["size"] * rows["replicas"]).tolist()
+    return bool(more - less <= max(0, left))
+
+
+def _pins_left(state: ShardState, client: int) -> int | None:
+    """Return what the limits of a client leave; None without one."""
+    allowance = state.allowances.get(client)
+    if allowance is None or (most := allowance.pins_most) is None:
+        return None
+    return most - allowance.pinned(state)
 
 
 def _refuse_over(needs: list[int], room: int, result: NDArray[np.int16], status: Status) -> None:

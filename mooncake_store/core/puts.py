@@ -12,11 +12,12 @@ import numpy as np
 
 from mooncake_store.core import codes as c
 from mooncake_store.core import context as places
+from mooncake_store.core.allowances import limits_bytes
 from mooncake_store.core.kernels import writes as k
 from mooncake_store.core.names import as_lengths
 from mooncake_store.core.options import DEFAULTS, SoftPin, StartOptions
 from mooncake_store.core.overtaking import begin_beside, leaving_bytes, settle
-from mooncake_store.core.placing import place
+from mooncake_store.core.placing import keeps_pin, place
 from mooncake_store.core.records import (
     KEYS_MAX,
     PUT_ROW,
@@ -157,6 +158,8 @@ def _refusal(
     if not options.plain:
         sound = sound and 1 <= options.replicas_min <= options.replicas <= REPLICAS_MAX
         sound = sound and (options.groups is None or len(options.groups) == n)
+        if sound and options.groups is not None and (held := state.allowances.get(client)):
+            return c.OK if held.takes_groups(state, tenant, options.groups) else c.LIMIT_GROUPS
     return c.OK if sound else c.INVALID_PARAMS
 
 
@@ -276,7 +279,7 @@ def _start_runs(
     replicas, how many are to be cleared away and asked again). The rest is for `_place`, which
     can evict and try other segments.
     """
-    if state.tenant_by_number[who[1]].quota_bytes is not None:
+    if state.tenant_by_number[who[1]].quota_bytes is not None or limits_bytes(state, who[0]):
         return 0, 0, 0
     n, start, placed, retries = len(words), 0, 0, 0
     homes, home = state.space.homes, state.home_of(who[1])
@@ -424,7 +427,7 @@ def _swap_in(state: ShardState, old: int) -> None:
     for row in (old, new):
         state.clear_flag(row, Flag.UPSERT | Flag.DOOMED)
     before, after = int(rows["flags"][old]), int(rows["flags"][new])
-    if before & c.HARD_PIN and not after & c.HARD_PIN:
+    if before & c.HARD_PIN and not after & c.HARD_PIN and keeps_pin(state, old, new):
         state.set_flag(new, Flag.HARD_PIN)
         state.pinner[new] = state.pinner[old]
         state.count_pinned(new, int(rows["size"][new]) * int(rows["replicas"][new]))

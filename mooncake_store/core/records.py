@@ -115,6 +115,9 @@ class Status(IntEnum):
     JOB_NOT_FOUND = -1402
     TENANT_QUOTA = -1700
     TENANT_NOT_REGISTERED = -1701
+    LIMIT_BYTES = -1750  # ours, and those below: a limit of who asks; the drop-in API says -200
+    LIMIT_PINS = -1751
+    LIMIT_GROUPS = -1752
 
 
 class EventKind(IntEnum):

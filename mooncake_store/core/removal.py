@@ -14,7 +14,7 @@ from mooncake_store.core.kernels import removal as k
 from mooncake_store.core.kernels.reads import readable
 from mooncake_store.core.options import SoftPin
 from mooncake_store.core.patterns import compile_pattern
-from mooncake_store.core.placing import pinnable_now
+from mooncake_store.core.placing import pin_status
 from mooncake_store.core.reads import replicas_of
 from mooncake_store.core.records import KEYS_MAX, REPLICAS_REMOVED_MAX, Flag, State, Status
 from mooncake_store.core.state import ShardState, as_words
@@ -212,7 +212,7 @@ def unpin(state: ShardState, rows: NDArray[np.int32]) -> None:
 def set_hard_pin(
     state: ShardState, digests: NDArray[np.uint64], pinned: bool, client: int = 0
 ) -> NDArray[np.int16]:
-    """Set or clear the hard pin of readable objects, within the shares of all and of a client."""
+    """Set or clear the hard pin of readable objects, within what all and a client may have."""
     found, status = find_readable(state, digests)
     state.hand_on_notes()
     for at in np.flatnonzero(status == Status.OK):
@@ -222,8 +222,8 @@ def set_hard_pin(
         if bool(flags & Flag.HARD_PIN) == pinned:
             continue
         nbytes = int(state.rows["size"][row]) * int(state.rows["replicas"][row])
-        if pinned and nbytes > pinnable_now(state, client):
-            status[at] = Status.PINS_FULL
+        if pinned and (refused := pin_status(state, client, nbytes)):
+            status[at] = refused
             continue
         state.journal.mark(row)
         state.rows["flags"][row] = flags ^ Flag.HARD_PIN

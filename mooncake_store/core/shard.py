@@ -182,6 +182,7 @@ class Shard(ShardState):
             if self.clients.get(known.uuid) is known:
                 del self.clients[known.uuid]
             self.closed[client] = how
+            self.allowances.pop(client, None)
         if there:
             self.tasks.expire()
             self.hauls.expire()  # before the handle is another's

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from eviction.base import EvictionPolicy
+    from mooncake_store.core.allowances import Allowance
     from mooncake_store.core.facts import Fact, SegmentFact
     from mooncake_store.core.journal import Sink
     from mooncake_store.core.options import ShardConfig
@@ -228,6 +229,8 @@ class ShardState:
         self.tenant_by_number = {0: self.tenants["default"]}
         self.clients: dict[bytes, Client] = {}
         self.client_by_handle: dict[int, Client] = {}
+        self.allowances: dict[int, Allowance] = {}
+        """By handle of a client; those without one may have anything."""
         self.closed = np.zeros(CLIENTS_MAX, np.uint8)  # 1 closed, 2 closed and fenced
         self.closed[0] = 1  # handle 0 is nobody
         self.leased = Leased()
@@ -243,6 +246,7 @@ class ShardState:
         self.long_of = bind(places.LONG_OF, reserve(3 * CLIENTS_MAX, np.int64)).reshape(-1, 3)
         self.pinner = bind(places.PINNER, reserve(self.config.objects_max, np.uint16))
         self.pinned_of = bind(places.PINNED_OF, reserve(CLIENTS_MAX, np.int64))
+        self.tenant_pins = bind(places.TENANT_PINS, reserve(TENANTS_MAX, np.int64))
         self.words[places.BRIEF_NS] = self.config.lease_ttl_ns
         self.foresight_ns = 0
         """Leases that end within this time do not keep an object from being chosen to leave."""
@@ -322,6 +326,7 @@ class ShardState:
         """Note that a row pins more bytes hard, or fewer, for the client that did it."""
         self.tally[c.HARD_BYTES] += nbytes
         self.pinned_of[self.pinner[row]] += nbytes
+        self.tenant_pins[self.cold["tenant"][row]] += nbytes
 
     def dispose(
         self,

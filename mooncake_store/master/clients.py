@@ -27,6 +27,7 @@ from transfer_engine.errors import IllegalClientError, UnavailableError
 
 if TYPE_CHECKING:
     from mooncake_store.core.shard import Shard
+    from mooncake_store.master.accounts import Account
     from transfer_engine.rpc.serving import Connection
 
 __all__ = ["ClientRun", "Clients", "Peer"]
@@ -47,6 +48,8 @@ class ClientRun:
     handle: int
     address: str = ""
     """Where it came from first; "" for workers of which the master told, and after a restart."""
+    principal: str | None = None
+    """Who speaks for it; None until somebody has."""
     connections: set[Connection] = field(default_factory=set)
     segments: set[int] = field(default_factory=set)
 
@@ -65,6 +68,10 @@ class Peer:
     """Whether owners of memory ask it for rights..."""
     namespaces: tuple[str, ...] = ()
     """...but where that is declared for one of these, which its credential is for."""
+    address: str = ""
+    """Where it asks from."""
+    account: Account | None = None
+    """What its principal takes here; None without a name."""
 
 
 class Clients:
@@ -126,8 +133,18 @@ class Clients:
         self._begin_idle_time(now, run)
         return run
 
-    def connect(self, run: ClientRun, connection: Connection) -> None:
-        """Note that a connection speaks for this run."""
+    def connect(self, run: ClientRun, connection: Connection, principal: str = "") -> None:
+        """Note that a connection speaks for this run.
+
+        Raises IllegalClientError where that is another principal's, who is held to other limits.
+        """
+        if run.principal not in (None, principal):
+            raise IllegalClientError(
+                "another principal speaks for this client",
+                operation="open",
+                advice="open it under a uuid of its own, or with a newer epoch",
+            )
+        run.principal = principal
         run.connections.add(connection)
         self._end_idle_time(run)
 

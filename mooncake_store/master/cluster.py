@@ -27,6 +27,7 @@ from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.master.all_shards import AllShards, numbers_in, refusals, state_of, states_in
 from mooncake_store.master.bounds import check_mount
 from mooncake_store.master.doors import acceptable, check_descriptors, doors_of, well_named
+from mooncake_store.master.lent import lend_as
 from mooncake_store.master.lineage import Lineage
 from mooncake_store.master.overview import Overview
 from mooncake_store.master.register_news import RegisterNews
@@ -93,7 +94,7 @@ class Cluster:
         """What answers each request for segments and workers."""
         return {
             wire.MAP: lambda *asked: self._known.map_for(*asked),
-            wire.MOUNT: lambda _, request: self._begin_mount(request),
+            wire.MOUNT: self._begin_mount,
             wire.UNMOUNT: lambda _, request: self._apart(self._unmount(request)),
             wire.SEGMENTS: lambda _, request: self._known.list_segments(request),
             wire.STATUS: self._status,
@@ -263,7 +264,7 @@ class Cluster:
     def _registers_now(self) -> Registers:
         return self._roster.registers(self._life, self._lineage, self._seats.owners)
 
-    def _begin_mount(self, request: wire.Mount) -> Awaitable[wire.Mounted]:
+    def _begin_mount(self, asker: Connection, request: wire.Mount) -> Awaitable[wire.Mounted]:
         if request.run not in (0, self._lineage.run):
             raise UnavailableError(
                 f"the master was started again before worker {request.name} mounted",
@@ -271,9 +272,9 @@ class Cluster:
                 advice="ask for its map again",
             )
         check_descriptors(request.segments, self._known.facts.networks)
-        return self._apart(self._mount(request))
+        return self._apart(self._mount(asker, request))
 
-    async def _mount(self, request: wire.Mount) -> wire.Mounted:
+    async def _mount(self, asker: Connection, request: wire.Mount) -> wire.Mounted:
         if not well_named(request.uuid, request.name):
             return _refused(request, Status.INVALID_PARAMS)
         workers = self._roster.workers
@@ -295,7 +296,7 @@ class Cluster:
                 await self._resume_run(worker, request)
             if worker is None:
                 worker = LentWorker(request.uuid, request.epoch, request.name, request.host)
-            worker.name, worker.host, worker.keeps = request.name, request.host, request.keeps
+            lend_as(asker, self._roster, worker, request)
             try:
                 results = await self._mount_all(worker, request.segments)
                 # Not before: who sees it alive counts on its memory.

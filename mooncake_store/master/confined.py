@@ -50,7 +50,7 @@ class Confinement:
         begins = getattr(request, begun) if begun else None
         if begins is not None and self._shard.foreign(begins, peer.tenant) is not None:
             what = "a key is taken by an object of another namespace"
-            audit.refused(peer.who, operation, what, "key")
+            audit.refused(peer.who, peer.address, operation, what, "key")
             raise AuthError(
                 what,
                 operation=operation,

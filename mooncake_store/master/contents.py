@@ -101,8 +101,9 @@ class Contents:
     def stats(self, peer: Peer, request: Any) -> Answer:
         """Return the totals of the shard and of the asking tenant."""
         found, keeper = self._shard.stats(peer.tenant, peer.handle), self._site.keeper
-        quota = self._shard.tenant_quota(peer.tenant)
-        room = found.room_bytes if quota is None else min(found.room_bytes, quota)
+        quota, held = self._shard.tenant_quota(peer.tenant), self._shard.allowances.get(peer.handle)
+        limits = found.room_bytes, quota, None if held is None else held.bytes_most
+        room = min(most for most in limits if most is not None)
         return wire.ShardFigures(
             **asdict(found)
             | {"room_bytes": room, "pinnable_bytes": min(room, found.pinnable_bytes)},

@@ -75,9 +75,14 @@ class Copying:
         kind = TaskKind(request.kind) if request.kind in (0, 1) else None
         if kind is None or not targets or (kind == TaskKind.MOVE and len(targets) > 1):
             raise InvalidArgumentError("a copy (0) has targets, a move (1) has exactly one")
+        if peer.account is not None:
+            copies = len(targets) if kind == TaskKind.COPY else 0
+            peer.account.check_task(digest, copies, peer.address)
         status, number = self._shard.submit_task(
             self._now(), kind, digest, targets, source, peer.handle
         )
+        if status == Status.OK and peer.account is not None:
+            peer.account.asked(number)
         if status == Status.TASK_LIMIT:
             raise _too_many(self._shard.tasks.asked(peer.handle))
         return wire.TaskReply(int(status), number) if status else self._described(number)

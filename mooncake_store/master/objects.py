@@ -92,6 +92,8 @@ class Objects:
         rows: NDArray[Any],
         replicas: NDArray[Any],
     ) -> Answer:
+        if peer.account is not None:
+            peer.account.check_statuses(peer.address, rows["status"], wire.PUT_START.name)
         replicas = self._site.in_segments(replicas)
         if peer.asked:
             told = self._granting.to_write(peer, digests, rows, replicas)
@@ -213,6 +215,8 @@ class Objects:
         if hard >= 0:
             further = self._shard.set_hard_pin(now, digests, bool(hard), peer.handle)
             statuses = np.where(statuses == 0, further, statuses)
+        if peer.account is not None:
+            peer.account.check_statuses(peer.address, statuses, wire.PIN.name)
         return {"statuses": statuses}
 
     @answers(wire.HINT, keys="digests", changes=True)

@@ -105,7 +105,9 @@ class Overview:
         """Return how the cluster is made up, as this peer reaches it."""
         facts, lineage = self.facts, self.lineage
         if request.namespace:
-            connection.session.rights.check_namespace(request.namespace, wire.MAP.name)
+            connection.session.rights.check_namespace(
+                request.namespace, wire.MAP.name, connection.peer
+            )
 
         def reachable(address: Address | None) -> str:
             assert address is not None

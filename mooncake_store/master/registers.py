@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from mooncake_store.core.guards import KEY_BYTES
 from mooncake_store.master.kept_files import read_whole, unusable, write_whole
 from mooncake_store.program.logs import StateLog
 from transfer_engine.errors import UnavailableError
@@ -74,6 +75,8 @@ class KeptWorker(msgspec.Struct, frozen=True):
     host: str
     keeps: bool = False
     """Whether its memory outlives its process."""
+    principal: str = ""
+    """Whose credential it proved; empty for the pool's secret."""
 
 
 class KeptSegment(msgspec.Struct, frozen=True):
@@ -226,5 +229,6 @@ def check_registers(registers: Registers) -> None:
             or segment.worker not in workers
             or len(segment.uuid) != 16
             or segment.nbytes <= 0
+            or len(segment.key) not in (0, KEY_BYTES)
         ):
             raise ValueError(f"segment {segment.number} cannot be")

@@ -43,6 +43,8 @@ class LentWorker:
     numbers: set[int] = field(default_factory=set)
     keeps: bool = False
     """Whether its memory outlives its process."""
+    principal: str = ""
+    """Who lends it; empty for who knows the pool's secret."""
     met: bool = False
     """Whether it has mounted in this run of the master. Before that nobody knows whether what is
     known of its memory is still true."""
@@ -165,7 +167,10 @@ class Roster:
             Registers.version_of(hosts, self._split),
             life,
             self._last_number,
-            tuple(KeptWorker(w.uuid, w.epoch, w.name, w.host, w.keeps) for w in owners.values()),
+            tuple(
+                KeptWorker(w.uuid, w.epoch, w.name, w.host, w.keeps, w.principal)
+                for w in owners.values()
+            ),
             tuple(
                 KeptSegment(
                     segment.number,
@@ -191,7 +196,8 @@ class Roster:
         """Begin with what the run before knew."""
         self._last_number, self._split = registers.last_number, registers.split
         for kept in registers.workers:
-            worker = LentWorker(kept.uuid, kept.epoch, kept.name, kept.host, keeps=kept.keeps)
+            worker = LentWorker(kept.uuid, kept.epoch, kept.name, kept.host)
+            worker.keeps, worker.principal = kept.keeps, kept.principal
             self.workers[kept.uuid] = worker
         for known in registers.segments:
             spec = wire.SegmentSpec(

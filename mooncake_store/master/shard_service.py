@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.clock import Clock
     from mooncake_store.core.shard import Shard
+    from mooncake_store.master.accounts import Account
     from mooncake_store.master.keeping import Keeper
     from mooncake_store.program.fence import Fence
     from transfer_engine.rpc.serving import Connection, Reply
@@ -155,13 +156,24 @@ class ShardService:
             raise InvalidArgumentError(f"a client uuid has 16 bytes, not {len(request.uuid)}")
         check_label("host", request.host)
         namespace, rights = request.namespace or "default", connection.session.rights
-        rights.check_namespace(namespace, wire.OPEN.name)
-        tenant = self._tenant(namespace, connection.session.read_only)
+        rights.check_namespace(namespace, wire.OPEN.name, connection.peer)
+        account = site.accounts.admit(rights, request.uuid, connection.peer)
+        tenant = self._tenant(namespace, connection, account)
         address = connection.peer.rpartition(":")[0]
         run = site.clients.enroll(site.now(), request.uuid, request.epoch, request.host, address)
-        site.clients.connect(run, connection)
-        asked, named = rights.role < Role.WORKER, rights.namespaces
-        connection.context = Peer(run.handle, tenant, bool(named), rights.who, asked, named)
+        site.clients.connect(run, connection, rights.principal)
+        if account is not None:
+            connection.on_close(account.connect(run.uuid, run.handle), stays=False)
+        connection.context = Peer(
+            run.handle,
+            tenant,
+            confined=bool(rights.namespaces),
+            who=rights.who,
+            asked=rights.role < Role.WORKER,
+            namespaces=rights.namespaces,
+            address=connection.peer,
+            account=account,
+        )
         connection.on_close(
             lambda: site.clients.disconnect(site.now(), run, connection), stays=False
         )
@@ -172,15 +184,17 @@ class ShardService:
                 site.times.lease_ttl_ns // MILLISECOND_NS,
                 site.times.lease_ttl_max_ns // MILLISECOND_NS,
                 wire.BATCH_MAX,
-                asked,
+                connection.context.asked,
             )
         )
 
-    def _tenant(self, namespace: str, read_only: bool) -> int:
-        """Return the number of a namespace, which may be new. Raises UnavailableError."""
+    def _tenant(self, namespace: str, connection: Connection, account: Account | None) -> int:
+        """Return the number of a namespace, which may be new; refuse one too many."""
         check_label("namespace", namespace)
-        shard = self.site.shard
+        shard, read_only = self.site.shard, connection.session.read_only
         new = namespace not in shard.tenants
+        if new and account is not None:
+            account.check_name(connection.peer)
         few = not read_only or self._of_readers < NEW_NAMESPACES_OF_READERS_MAX
         tenant = shard.tenant(namespace) if few or not new else -1
         if tenant < 0:
@@ -188,4 +202,6 @@ class ShardService:
                 "the shard knows too many namespaces", advice="use one that it knows"
             )
         self._of_readers += new and read_only
+        if new and account is not None:
+            account.named()
         return tenant

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncake_store import ids
+from mooncake_store.master.accounts import Accounts
 from mooncake_store.master.clients import Clients
 from mooncake_store.master.confined import Confinement
 from mooncake_store.master.pending import EventQueue, PutQueue
@@ -76,6 +77,7 @@ class Site:
         # Event numbers begin anew with every life of what a shard holds; this tells lives apart.
         self.stream = secrets.randbits(64) if keeper is None else keeper.stream
         self.confinement = Confinement(shard)
+        self.accounts = Accounts(shard, place.shards)
         self.stopped = False
         self.quiet = False
         """Whether no put is begun, because all that are under way are to end."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["holder_of", "lock_file", "sign_lock"]
+__all__ = ["holder_of", "lock_file", "sign_lock", "taken"]
 
 RETRY_S = 0.02
 
@@ -31,12 +31,9 @@ def lock_file(path: Path, wait_s: float = 0.0) -> int:
     Raises BlockingIOError where another one holds it for longer than `wait_s`, and OSError.
     """
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    deadline = time.monotonic() + wait_s
     try:
-        while not _taken(lock):
-            if time.monotonic() >= deadline:
-                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
-            time.sleep(RETRY_S)
+        if not taken(lock, wait_s):
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
     except BaseException:
         os.close(lock)
         raise
@@ -57,9 +54,15 @@ def holder_of(path: Path) -> str:
         return "unknown"
 
 
-def _taken(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def taken(lock: int, wait_s: float = 0.0) -> bool:
+    """Hold what a descriptor leads to; False where another one holds it for longer than that."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(RETRY_S)
+        else:
+            return True

@@ -29,10 +29,15 @@ from aiohttp.http_exceptions import HttpProcessingError
 from transfer_engine.lasting import Seldom
 from transfer_engine.rpc.accepting import Acceptor
 from transfer_engine.rpc.entrance import GROWTH_BYTES, HANDSHAKE_S, STALL_S, Entrance
+from transfer_engine.rpc.http import unsealed_answer
+from transfer_engine.rpc.sealed import SealedTransport
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
+
+    from transfer_engine.errors import StoreError
+    from transfer_engine.wire.tls import Tls
 
 __all__ = ["SESSIONS_MAX", "WebServer"]
 
@@ -175,6 +180,10 @@ class _Door(asyncio.Protocol):
             self._tell("dropped", f"its request did not go on for {STALL_S:g} s")
             transport.abort()
 
+    def unsealed(self, error: StoreError) -> None:
+        """Say that there is no TLS with it; it goes, or is held to be silent."""
+        self._tell("unsealed", error.what)
+
     def hang_up(self) -> None:
         """End a stranger; aiohttp ends all others."""
         if self._handler is None and self._transport is not None:
@@ -200,11 +209,21 @@ class _Door(asyncio.Protocol):
 
 
 class WebServer:
-    """Serves until `cleanup`; takes the listener over. `options` are those of `web.AppRunner`."""
+    """Serves until `cleanup`; takes the listener over. `options` are those of `web.AppRunner`.
+
+    With `tls` it answers by https alone.
+    """
 
     def __init__(
-        self, application: web.Application, listener: socket.socket, name: str, **options: Any
+        self,
+        application: web.Application,
+        listener: socket.socket,
+        name: str,
+        *,
+        tls: Tls | None = None,
+        **options: Any,
     ) -> None:
+        self._tls = tls
         answers = log.getChild("answers")
         if not any(isinstance(each, _Once) for each in answers.filters):
             answers.addFilter(_Once())
@@ -246,10 +265,16 @@ class WebServer:
         self._acceptor = Acceptor(
             self._listener,
             self._name,
-            lambda: _Door(self),
+            self._door,
             lambda: self.give_way(self.entrance.relieve()),
         )
         self._sweep()
+
+    def _door(self) -> asyncio.Protocol:
+        door = _Door(self)
+        if self._tls is None:
+            return door
+        return SealedTransport(door, self._tls.seal_of_http(), unsealed_answer)
 
     def handler(self, door: _Door) -> asyncio.Protocol:
         """What aiohttp has for a connection; it is told of its requests from now on."""

@@ -7,13 +7,17 @@ what is to be lent is compared with what the machine has available, with the lim
 groups this process is in (version 1 and 2, every level), and, for files on tmpfs, with the room of
 their mount. Memory without a name (memfd) is not bound by the size of /dev/shm; that of a worker
 that keeps it in files is, but for what the run before left, which is taken up or gives way. Huge
-pages that were set aside (hugetlb) are compared with those that are free, and with nothing else:
-they are taken already.
+pages that were set aside (hugetlb) are compared with those that are free and not reserved, and with
+nothing else: they are taken already.
 
-What it cannot see: memory that others have asked for and not touched yet. Several workers that
-start at once may each find the same room. Page cache counts as room, as in MemAvailable, and swap
-does not. Everything is read below a folder, so that a recorded machine can be asked like this one.
-Cost: a dozen small files.
+What was made before and nobody has filled yet is promised (`promises`), and no room for others:
+what this process made, and what others of this host did. Who asks in turn (`in_turn`) and makes its
+memory meanwhile is seen by whoever asks next. A control group bounds the promises of its own
+processes alone.
+
+Page cache counts as room, as in MemAvailable, and swap does not. Everything is read below a folder,
+so that a recorded machine can be asked like this one. Cost: a dozen small files, and what it takes
+to find the promises.
 """
 
 from __future__ import annotations
@@ -26,11 +30,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mooncake_store.units import KIB, VALUE_MAX, format_size
 from mooncake_store.worker.keeping import kept_bytes, memory_folder
+from mooncake_store.worker.memory_files import base_of, by_worker
+from mooncake_store.worker.promises import Promise, promises, told
 from mooncake_store.worker.segments import parse_place
 from transfer_engine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from mooncake_store.config.settings import WorkerConfig
 
@@ -38,6 +44,7 @@ __all__ = ["Machine", "Room", "check_room"]
 
 _HUGE_PAGE_BYTES = 2048 * KIB
 _HUGE_PAGES = "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages"
+_RESERVED_PAGES = "sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages"
 _THP = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
 _THP_SHARED = ("[always]", "[within_size]", "[advise]")
 _LEND_LESS = (
@@ -51,11 +58,38 @@ _ROOM_OF_FOLDER = (
 )
 
 
+class _Group(NamedTuple):
+    """A control group that this process is in."""
+
+    line: str
+    """What /proc says of this process and the groups of that hierarchy."""
+    path: PurePosixPath
+
+    def holds(self, lines: Iterable[str]) -> bool:
+        """Return whether it is around a process of which /proc says that."""
+        which = self.line.split(":", 2)[:2]
+        for line in lines:
+            *other, path = line.split(":", 2)
+            if other == which and PurePosixPath(path).is_relative_to(self.path):
+                return True
+        return self.line in lines  # where the namespaces do not tell the path of the group
+
+
 class Room(NamedTuple):
-    """How much more fits somewhere, and where that is."""
+    """How much more fits somewhere, where that is, and in which control group."""
 
     nbytes: int
     where: str
+    group: _Group | None = None
+
+    def less(self, promised: Iterable[Promise]) -> Room:
+        """Return what is left of it when all who have a part in it take what they were promised."""
+        mine = [p for p in promised if self.group is None or self.group.holds(p.groups)]
+        if not mine:
+            return self
+        nbytes = sum(each.nbytes for each in mine)
+        where = f"{self.where}, less {format_size(nbytes)} promised already: {told(mine)}"
+        return Room(max(0, self.nbytes - nbytes), where)
 
 
 class _Mount(NamedTuple):
@@ -104,17 +138,18 @@ class Machine:
                 yield Room(int(line.split()[1]) * KIB, "MemAvailable of /proc/meminfo")
         mounts = self._mounts()
         for line in self._read("proc/self/cgroup").splitlines():
-            _, controllers, path = line.split(":", 2)
+            _, controllers, _ = line.split(":", 2)
             version = _VERSION_1 if controllers else _VERSION_2
             if not set(version.options) <= set(controllers.split(",")):
                 continue  # a group of another controller
             for mount in mounts:
                 if mount.kind == version.kind and set(version.options) <= set(mount.options):
-                    yield from self._groups(mount, path, version)
+                    yield from self._groups(mount, line, version)
 
     def huge_pages(self) -> Room:
         """Return the room in huge pages that were set aside."""
-        free = self._number(_HUGE_PAGES) or 0
+        # What was mapped and not touched is reserved: the kernel keeps that promise itself.
+        free = max(0, (self._number(_HUGE_PAGES) or 0) - (self._number(_RESERVED_PAGES) or 0))
         return Room(free * _HUGE_PAGE_BYTES, f"{free} free huge pages in /{_HUGE_PAGES}")
 
     def has_shared_huge_pages(self) -> bool:
@@ -135,9 +170,22 @@ class Machine:
             return None
         return Room(found.f_bavail * found.f_frsize, f"free on the {kind} {point}")
 
-    def _groups(self, mount: _Mount, path: str, version: _Version) -> Iterator[Room]:
+    def promised(self, names: Iterable[str]) -> list[Promise]:
+        """Return what is promised already, but for what workers of these names left in files."""
+        own = {base_of(name) for name in names}
+        return [
+            each
+            for each in promises(self.root)
+            if not each.path
+            or (
+                self.mount_of(each.path)[0] == "tmpfs"
+                and (each.process or not own & by_worker([each.name]).keys())
+            )
+        ]
+
+    def _groups(self, mount: _Mount, line: str, version: _Version) -> Iterator[Room]:
         """Yield the room in a control group and in each that contains it, as far as it is seen."""
-        inside = PurePosixPath(path)
+        inside = PurePosixPath(line.split(":", 2)[2])
         if ".." in inside.parts or not inside.is_relative_to(mount.root):
             inside = PurePosixPath(mount.root)  # of another namespace: its top is what we see
         relative = inside.relative_to(mount.root)
@@ -155,7 +203,8 @@ class Machine:
                 if limit is not None and limit < VALUE_MAX:
                     where = PurePosixPath(mount.point) / group / name
                     said = f"{where} allows {format_size(limit)}, {format_size(used)} are used"
-                    yield Room(max(0, limit - used), said)
+                    around = _Group(line, PurePosixPath(mount.root) / group)
+                    yield Room(max(0, limit - used), said, around)
 
     def _mounts(self) -> list[_Mount]:
         found = []
@@ -215,7 +264,9 @@ def check_room(
         _compare(nbytes, [] if room is None else [room])
     wanted = memory_bytes + mounts.total()
     if wanted:
-        _compare(wanted, list(machine.memory()))
+        # First what is promised: what is touched in between is then counted twice, and not lost.
+        promised = machine.promised(names)
+        _compare(wanted, [room.less(promised) for room in machine.memory()])
 
 
 def _check_folder(machine: Machine, folder: str, nbytes: int) -> int:
@@ -234,10 +285,10 @@ def _check_folder(machine: Machine, folder: str, nbytes: int) -> int:
 
 
 def _compare(wanted_bytes: int, rooms: list[Room], advice: str = _LEND_LESS) -> None:
-    small = sorted(room for room in rooms if room.nbytes < wanted_bytes)
+    small = sorted((r for r in rooms if r.nbytes < wanted_bytes), key=lambda room: room.nbytes)
     if not small:
         return
-    reasons = "; ".join(f"room for {format_size(nbytes)} ({where})" for nbytes, where in small)
+    reasons = "; ".join(f"room for {format_size(room.nbytes)} ({room.where})" for room in small)
     raise ConfigError(
         f"{format_size(wanted_bytes)} are to be lent, and there is only {reasons}", advice=advice
     )

@@ -8,12 +8,14 @@ unless it is given.
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.coordination.exchange import followed
-from mooncake_store.endpoint import split_masters
+from mooncake_store.endpoint import Etcd, split_masters
 from mooncake_store.masters import Masters
 from mooncake_store.wire import cluster as wire
 from transfer_engine.errors import ConfigError, StoreError
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from transfer_engine.wire.keyring import Secret
     from transfer_engine.wire.registry import Operation
 
-__all__ = ["CALL_S", "MasterLink"]
+__all__ = ["CALL_S", "MasterLink", "towards"]
 
 CALL_S = 5.0
 
@@ -132,3 +134,21 @@ def _answer(
 ) -> Any:
     body = connection.call(operation, operation.request.pack(request), timeout_s=timeout_s)
     return operation.reply.unpack(body)
+
+
+def towards(master: str) -> str:
+    """Return the address of this machine on the way to the master, or its etcd; sends nothing."""
+    failure, where = OSError("nothing was tried"), split_masters(master)
+    for host, port in where.members if isinstance(where, Etcd) else where:
+        try:
+            family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+            with contextlib.closing(socket.socket(family, kind)) as probe:
+                probe.connect(target)
+                name: str = probe.getsockname()[0]
+                return name
+        except OSError as error:
+            failure = error
+    raise ConfigError(
+        f"cannot tell which address of this machine leads to the master {master}: {failure}",
+        advice="set worker.host to the address that others can reach",
+    ) from failure

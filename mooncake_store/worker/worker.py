@@ -34,12 +34,10 @@ does).
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import random
 import secrets
-import socket
 import threading
 import time
 from functools import partial
@@ -47,7 +45,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mooncake_store.core.guards import KEY_BYTES
 from mooncake_store.credentials import gate_of, sealing
-from mooncake_store.endpoint import Etcd, host_name, split_masters, split_rail
+from mooncake_store.endpoint import host_name, split_rail
 from mooncake_store.program.children import START_S
 from mooncake_store.program.logs import StateLog
 from mooncake_store.program.orderly_exit import end_at_exit, ended
@@ -57,10 +55,10 @@ from mooncake_store.worker.capacity import check_room
 from mooncake_store.worker.cold_hauler import ColdHauler
 from mooncake_store.worker.copier import Copier
 from mooncake_store.worker.hauler import Hauler
-from mooncake_store.worker.master_link import CALL_S, MasterLink
+from mooncake_store.worker.master_link import CALL_S, MasterLink, towards
+from mooncake_store.worker.promises import in_turn
 from mooncake_store.worker.segments import WorkerSegments, tier_of
 from transfer_engine.errors import (
-    ConfigError,
     IllegalClientError,
     InvalidArgumentError,
     NoSpaceError,
@@ -185,7 +183,9 @@ class Worker:
             if self._lent.folder is not None:
                 self._patiently(self._take_place, timeout_s)
                 self._patiently(self._compare_runs, timeout_s)
-            self._lent.make()
+            with in_turn():  # who looks next sees what is made here, as this sees what was before
+                check_room(self.config)
+                self._lent.make()
             self._publish()
             self._patiently(self._mount, timeout_s)
             self._say_alive()
@@ -214,7 +214,7 @@ class Worker:
             rdma="rdma" in config.transports,
             rails=[str(Address(*split_rail(rail))) for rail in config.rails],
             **gate_of(config, self._secret),
-            advertise_host=_towards(config.master) if config.host in ("0.0.0.0", "::") else None,
+            advertise_host=towards(config.master) if config.host in ("0.0.0.0", "::") else None,
         )
 
     def _publish(self) -> None:
@@ -577,21 +577,3 @@ class Worker:
 
 def _new_key() -> bytes:
     return secrets.token_bytes(KEY_BYTES)
-
-
-def _towards(master: str) -> str:
-    """Return the address of this machine on the way to the master, or its etcd; sends nothing."""
-    failure, where = OSError("nothing was tried"), split_masters(master)
-    for host, port in where.members if isinstance(where, Etcd) else where:
-        try:
-            family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-            with contextlib.closing(socket.socket(family, kind)) as probe:
-                probe.connect(target)
-                name: str = probe.getsockname()[0]
-                return name
-        except OSError as error:
-            failure = error
-    raise ConfigError(
-        f"cannot tell which address of this machine leads to the master {master}: {failure}",
-        advice="set worker.host to the address that others can reach",
-    ) from failure

@@ -28,6 +28,7 @@ import numpy as np
 
 from eviction.trace import BLOCK_TOKENS
 from mooncake_store import config
+from mooncake_store.cli.shared.client import judge_of
 from mooncake_store.errors import StoreError, UnavailableError
 from serving.bench.times import percentiles
 
@@ -107,7 +108,7 @@ class _Player:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         async with aiohttp.ClientSession(
             headers=headers,
-            connector=aiohttp.TCPConnector(limit=CONNECTIONS),
+            connector=aiohttp.TCPConnector(limit=CONNECTIONS, ssl=judge_of(self.url) or True),
             timeout=aiohttp.ClientTimeout(ANSWER_S),
         ) as http:
             model, context = await self._model(http)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from mooncake_store.cli.shared.app import JsonOption, command, emit, note
+from mooncake_store.cli.shared.client import judge_of
 from mooncake_store.errors import StoreError, UnavailableError
 from mooncake_store.printable import TEXT, printable
 
@@ -36,7 +37,7 @@ def chat(
     from mooncake_store.units import parse_duration
 
     token = config.read_secret(token_file).decode() if token_file else ""
-    talk = Talk(url.rstrip("/"), token, parse_duration(timeout))
+    talk = Talk(url.rstrip("/"), token, parse_duration(timeout), judge_of(url))
     talk.settings = {"max_tokens": max_tokens, "temperature": temperature}
     if seed is not None:
         talk.settings["seed"] = seed
@@ -74,8 +75,9 @@ def _figures(answer: dict[str, Any]) -> str:
 class Talk:
     """A conversation with a server, as far as it has come."""
 
-    def __init__(self, url: str, token: str, timeout_s: float) -> None:
+    def __init__(self, url: str, token: str, timeout_s: float, judge: Any = None) -> None:
         self.url = url
+        self._judge = judge
         self.messages: list[dict[str, str]] = []
         self.settings: dict[str, Any] = {}
         self._headers = {"Content-Type": "application/json"}
@@ -104,7 +106,9 @@ class Talk:
         figures: dict[str, Any] = {"ttft_s": 0.0, "prompt": 0, "cached": 0, "generated": 0}
         told: list[str] = []
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout_s) as answer:
+            with urllib.request.urlopen(
+                request, timeout=self._timeout_s, context=self._judge
+            ) as answer:
                 for event in _events(answer):
                     figures["ttft_s"] = figures["ttft_s"] or time.monotonic() - began
                     told.append(self._read(event, figures))
@@ -114,7 +118,9 @@ class Talk:
         except (OSError, ValueError, HTTPException) as error:
             raise UnavailableError(
                 f"{self.url} does not answer: {error}",
-                advice="start `mooncake serve`, or name another server with --url",
+                advice="name who signed its certificate with MOONCAKE_TLS_AUTHORITY"
+                if "CERTIFICATE_VERIFY_FAILED" in str(error)
+                else "start `mooncake serve`, or name another server with --url",
             ) from error
         finally:
             # An answer that was stopped is part of the conversation as far as it came.

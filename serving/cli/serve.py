@@ -146,6 +146,7 @@ def serve(
             advice="install the extra that brings it: pip install 'mooncake-store[serve]'",
         ) from None
     from mooncake_store import config
+    from mooncake_store.credentials import http_tls, https_context
     from mooncake_store.program import logs
     from mooncake_store.program.descriptors import raise_limit
     from mooncake_store.units import parse_duration
@@ -156,8 +157,10 @@ def serve(
     def secret(path: str | None) -> str:
         return config.read_secret(path).decode() if path else ""
 
+    own = config.load(config.ClientConfig).value
     settings = SystemSettings(
         **as_they_are,
+        tls=http_tls(own, as_they_are["host"]),
         name=name or "",
         token=secret(token_file),
         names=tuple(allow_host or ()),
@@ -173,6 +176,7 @@ def serve(
         backend_key=secret(backend_key_file),
         admin_token=secret(admin_token_file),
         networks=tuple(engine_network or ()),
+        judge=https_context(own),
     )
     run(settings, elsewhere, partial(_tell, as_json), port_file)
 

@@ -9,7 +9,7 @@ import pytest
 from mooncake_store import LocalCluster
 from mooncake_store.cli.main import main
 from mooncake_store.client import Client
-from mooncake_store.errors import AuthError, StoreError
+from mooncake_store.errors import AuthError, NoSpaceError, StoreError
 from tests.waiting import until
 
 
@@ -87,8 +87,67 @@ def test_the_list_says_what_there_is_and_tells_no_secret(folder, capsys):
     assert (batch["role"], batch["namespaces"], batch["secrets"]) == ("reader", ["a"], 1)
     assert batch["until"] > 0
     assert node == {
-        "principal": "node", "role": "worker", "namespaces": [], "until": None, "secrets": 1,
+        "principal": "node", "role": "worker", "namespaces": [], "limits": {}, "until": None,
+        "secrets": 1,
     }  # fmt: skip
+
+
+def test_limits_are_made_listed_and_changed(folder, capsys):
+    limits = ("--limit", "bytes=10GiB", "--limit", "clients=100")
+    told(capsys, "make", folder, "alice", "--namespace", "a", *limits)
+    [alice] = told(capsys, "list", folder)["credentials"]
+    assert alice["limits"] == {"bytes": 10 << 30, "clients": 100}
+    assert main(["secret", "list", folder]) == 0
+    assert "bytes=10GiB, clients=100" in capsys.readouterr().out
+    changed = told(capsys, "limit", folder, "alice", "clients=any", "groups=5")["limits"]
+    assert changed == {"bytes": 10 << 30, "groups": 5}
+    assert told(capsys, "list", folder)["credentials"][0]["limits"] == changed
+
+
+def test_what_is_no_limit_is_refused_with_what_there_are(folder, capsys):
+    for words, said in (
+        (("--limit", "byte=10"), "clients, names"),
+        (("--limit", "clients=10GiB"), "without a unit"),
+        (("--limit", "bytes=10GiB"), "--namespace"),
+        (("--limit", "lent=10GiB"), "make a worker"),
+        (("--role", "reader", "--namespace", "a", "--limit", "tasks=1"), "make a writer"),
+    ):
+        assert main(["secret", "make", folder, "alice", *words]) != 0
+        assert said in capsys.readouterr().err
+    told(capsys, "make", folder, "bob")
+    assert main(["secret", "limit", folder, "alice", "clients=1"]) != 0
+    assert "no credential of alice" in capsys.readouterr().err
+    assert main(["secret", "limit", folder, "bob", "bytes=1GiB"]) != 0
+    assert "--namespace" in capsys.readouterr().err
+
+
+def test_a_limit_that_is_raised_ends_no_session(pool, folder, tmp_path, capsys):
+    file = str(tmp_path / "alice.secret")
+    named = ("--namespace", "default", "--limit", "bytes=1MiB")
+    told(capsys, "make", folder, "alice", *named, "--out", file)
+    with until_let_in(pool, file) as client:
+        client.put("pinned", bytes(1 << 19), hard_pin=True)
+        with pytest.raises(NoSpaceError, match="of alice has a limit of 1MiB for objects"):
+            client.put("more", bytes(1 << 20))
+        told(capsys, "limit", folder, "alice", "bytes=4MiB")
+
+        def put():
+            with contextlib.suppress(NoSpaceError):
+                client.put("more", bytes(1 << 20))
+                return True
+
+        until(put, what="it has room")
+
+
+def test_a_limit_that_was_added_holds_who_is_there(pool, folder, tmp_path, capsys):
+    file = str(tmp_path / "alice.secret")
+    told(capsys, "make", folder, "alice", "--namespace", "default", "--out", file)
+    with until_let_in(pool, file) as client:
+        client.put("before", b"value", hard_pin=True)
+        told(capsys, "limit", folder, "alice", "bytes=0")
+        with pytest.raises(NoSpaceError, match="of alice has a limit of 0B"):
+            put_for_ever(client)
+        assert client.get("before") == b"value"
 
 
 def test_the_list_says_which_namespaces_have_keys_and_shows_none(folder, capsys):

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import socket
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -19,6 +20,7 @@ from mooncake_store.compat.metadata import Metadata
 from mooncake_store.core.records import SegmentState
 from mooncake_store.errors import UnavailableError
 from mooncake_store.wire.cluster import Drain, DrainReply
+from tests.certificates import Authority
 from tests.conftest import programs
 from tests.waiting import until
 
@@ -290,6 +292,30 @@ def test_a_taken_port_is_told_at_start(start_program):
         )
         assert program.wait() == 3
     assert f"127.0.0.1:{port}" in program.output
+
+
+def test_ports_that_others_reach_speak_https_where_there_is_a_certificate(start_program, tmp_path):
+    authority, secret = Authority(tmp_path), tmp_path / "secret"
+    secret.write_text("of the pool " * 3)
+    secret.chmod(0o600)
+    program = start_program(
+        "-m", "mooncake_store", "master", "--rpc_port=0", "--port=0",
+        "--metrics_host=0.0.0.0", "--metrics_port=0",
+        "--enable_http_metadata_server=true", "--http_metadata_server_host=127.0.0.1",
+        "--http_metadata_server_port=0",
+        MOONCAKE_SECRET_FILE=str(secret),
+        MOONCAKE_TLS_CERTIFICATE=str(authority.signs("127.0.0.1")),
+    )  # fmt: skip
+    control = program.wait_for_line("control port").split()[-1]
+    values = program.wait_for_line("metadata server").split()[-1]
+    program.wait_for_line("is ready")
+    assert control.startswith("https://")
+    judge = ssl.create_default_context(cafile=str(authority.file))
+    url = f"https://127.0.0.1:{control.rpartition(':')[2]}/role"
+    with urllib.request.urlopen(url, timeout=20, context=judge) as answer:
+        assert answer.status == 200
+    # Nobody else reaches it, and a proxy there may speak TLS itself.
+    assert ask(values, "?key=none") == (404, "metadata not found")
 
 
 def test_metadata(place):

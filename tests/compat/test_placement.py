@@ -1,11 +1,17 @@
 """Where objects lie, and moving them."""
 
+import threading
+
 import pytest
 
 from mooncake_store.compat.values import ReplicaStatus, ReplicateConfig, TaskStatus, TaskType
+from mooncake_store.program.descriptors import OF_WORKER, OF_WORKER_AT_SHARD
+from mooncake_store.worker.worker import Worker
+from tests.strangers import opened
 from tests.waiting import until
 
 MIB = 1 << 20
+WAIT_S = 30
 
 
 def finished(store, task):
@@ -120,6 +126,40 @@ def test_memory_can_be_lent_and_taken_back(make):
     assert store.unmount_and_free_segment(mounted["segment_ids"] * 2) == 0  # once is enough
     assert store.get("key") == b""
     assert store.allocate_and_mount_segment(10)["ret"] == -600
+
+
+def test_a_segment_takes_as_many_descriptors_as_are_counted_for_it(make):
+    store = make(segment=0)
+    first = store.allocate_and_mount_segment(4 * MIB)["segment_ids"]
+    assert store.unmount_segment(first) == 0  # the store has connected by now
+    before = opened()
+    assert store.allocate_and_mount_segment(4 * MIB)["ret"] == 0
+    counted = OF_WORKER + OF_WORKER_AT_SHARD
+    until(lambda: len(opened() - before) == counted, WAIT_S)  # errands connect by and by
+
+
+def test_what_drains_keeps_its_place(make, monkeypatch):
+    monkeypatch.setattr("mooncake_store.program.descriptors.LENDABLE_MAX", 1)
+    store, stop = make(segment=0), Worker.stop
+    stopping, go_on = threading.Event(), threading.Event()
+
+    def stop_slowly(self, **options):
+        stopping.set()
+        go_on.wait(WAIT_S)
+        stop(self, **options)
+
+    lent = store.allocate_and_mount_segment(4 * MIB)["segment_ids"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Worker, "stop", stop_slowly)
+        taking_back = threading.Thread(target=store.unmount_segment, args=(lent, 3600))
+        taking_back.start()
+        assert stopping.wait(WAIT_S)
+        refused = store.allocate_and_mount_segment(4 * MIB)
+        go_on.set()
+        taking_back.join(WAIT_S)
+    assert (refused["ret"], refused["segment_ids"]) == (-200, [])
+    assert "as many as it may" in refused["error"]
+    assert store.allocate_and_mount_segment(4 * MIB)["ret"] == 0
 
 
 def test_a_file_can_be_lent_and_taken_back(make, tmp_path):

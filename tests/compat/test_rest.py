@@ -17,6 +17,7 @@ from aiohttp.test_utils import TestServer
 from yarl import URL
 
 from mooncake_store.compat.rest import MooncakeStoreService, _shm_name_to_path
+from mooncake_store.program import descriptors
 from mooncake_store.program.shell import Shell
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,6 +98,29 @@ def test_memory(make, monkeypatch):
         for grace, status in ((-1, 400), (True, 400), (3601, 400), (0, 200)):
             body = {"grace_period_seconds": grace}
             assert (await ask("POST", "/api/unmount_local_disk", json=body))[0] == status, grace
+
+    talk(service(store, monkeypatch), conversation)
+
+
+def test_what_has_no_place_or_no_room_is_refused_with_the_reason(make, monkeypatch):
+    monkeypatch.setattr(descriptors, "LENDABLE_MAX", 1)
+    store = make(segment=0)
+
+    async def conversation(ask):
+        async def mount(status, size=2 * MIB):
+            found = await ask("POST", "/api/mount", json={"size": size})
+            assert found[0] == status, found
+            return json.loads(found[1])
+
+        found = await mount(500, 1 << 60)
+        assert "1024PiB are to be lent, and there is only room for " in found["error"]
+        lent = await mount(200)  # what was refused takes no place
+        found = await mount(500)
+        assert "lends 1 segments beside its first, as many as it may" in found["error"]
+        assert "ulimit -n" in found["error"]
+        names = {"segment_ids": lent["segment_ids"]}
+        assert (await ask("POST", "/api/unmount", json=names))[0] == 200
+        await mount(200)
 
     talk(service(store, monkeypatch), conversation)
 

@@ -38,7 +38,7 @@ def allowed(model: Reference, item: Object, ttl: int, told: int) -> int:
         return ttl
     assert item.current is not None
     share = 1 - config.hard_pin_share - config.writers_share
-    long = (each for each in model.objects.values() if each.lease_end > long_from)
+    long = (each for each in model.objects.values() if each.holds.end > long_from)
     taken = item.current.size + sum(each.current.size for each in long if each.current)
     if taken > share * model.shared_out:
         raise Mismatch(f"a long lease of {item.key}: {taken} of {model.shared_out} bytes")

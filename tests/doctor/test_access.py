@@ -69,7 +69,9 @@ def test_a_guarded_pool_of_a_tenant_has_nothing_to_complain_of(tmp_path, secret_
         f'secret_file = "{secret_file}"\ncredentials = "{directory}"\n[master]\nhost = "0.0.0.0"\n',
     )
     assert {item.severity for item in examine_access(file)} == {Severity.OK}
-    assert one("credential of alice", file).found == "writer of team-a"
+    assert one("credential of alice", file).found == (
+        "writer of team-a, who may put, change and remove objects; without limits"
+    )
     assert one("master.host", file).found == "0.0.0.0, for who proves a secret"
 
 
@@ -136,7 +138,7 @@ def test_a_principals_credential_is_fine_for_a_client_and_no_master_runs_with_it
 )
 def test_a_credential_is_told_before_it_runs_out(secret_file, directory, left_s, severity, said):
     now = time.time()
-    make = {"namespaces": ["team-b"], "until": now + left_s}
+    make = {"namespaces": ["team-b"], "until": now + left_s, "limits": {"bytes": 1 << 30}}
     credentials.make(str(directory), "bob", Role.WRITER, **make)
     options = {"secret_file": str(secret_file), "credentials": str(directory), "now": now}
     item = one("credential of bob", **options)
@@ -151,21 +153,88 @@ def test_a_secret_that_was_rotated_counts_by_its_newest(secret_file, directory):
 
 
 @pytest.mark.parametrize(
-    ("role", "namespaces", "said"),
+    ("role", "namespaces", "severity", "said"),
     [
-        (Role.ADMIN, [], "an admin"),
-        (Role.WRITER, [], "a writer of all namespaces"),
-        (Role.READER, [], "a reader of all namespaces"),
-        (Role.WORKER, [], ""),
-        (Role.READER, ["team-a"], ""),
+        (Role.ADMIN, [], "NOTE", "an admin"),
+        (
+            Role.WRITER,
+            [],
+            "WARNING",
+            "a writer of all namespaces, those of others included: team-a",
+        ),
+        (Role.READER, [], "NOTE", "a reader of all namespaces"),
+        (Role.WORKER, [], "", ""),
+        (Role.READER, ["team-a"], "", ""),
     ],
 )
-def test_who_may_much_is_noted(secret_file, directory, role, namespaces, said):
+def test_who_may_much_is_told(secret_file, directory, role, namespaces, severity, said):
     credentials.make(str(directory), "bob", role, namespaces=namespaces)
     options = {"secret_file": str(secret_file), "credentials": str(directory)}
-    notes = [i for i in found("credential of bob", **options) if i.severity is Severity.NOTE]
-    assert len(notes) == bool(said)
-    assert all(said in item.found for item in notes)
+    may, *wide = found("credential of bob", **options)
+    assert may.severity is Severity.OK
+    assert f"{role.name.lower()} of " in may.found
+    assert "who may " in may.found
+    assert [item.severity.name for item in wide] == ([severity] if said else [])
+    assert all(item.found.startswith(said) for item in wide)
+
+
+def test_a_writer_of_all_is_a_note_where_there_are_no_tenants(secret_file, tmp_path):
+    credentials.make(str(tmp_path / "alone"), "bob", Role.WRITER)
+    options = {"secret_file": str(secret_file), "credentials": str(tmp_path / "alone")}
+    _, wide = found("credential of bob", **options)
+    assert wide.severity is Severity.NOTE
+
+
+def test_limits_are_told_with_what_a_credential_may(secret_file, directory):
+    limits = {"bytes": 10 << 30, "clients": 100}
+    credentials.make(str(directory), "bob", Role.WRITER, namespaces=["team-b"], limits=limits)
+    options = {"secret_file": str(secret_file), "credentials": str(directory)}
+    may = one("credential of bob", **options)
+    assert may.found.endswith("; limited to bytes=10GiB, clients=100")
+
+
+def test_several_tenants_without_limits_are_told_who_can_take_it_all(
+    tmp_path, secret_file, directory
+):
+    options = {"secret_file": str(secret_file), "credentials": str(directory)}
+    limits = {"bytes": 1 << 30}
+    assert not found("limits of alice", **options), "there is nobody else"
+    credentials.make(str(directory), "bob", Role.WRITER, namespaces=["team-b"], limits=limits)
+    credentials.make(str(directory), "carol", Role.READER, namespaces=["team-b"])
+    item = one("limits of alice", **options)
+    assert item.severity is Severity.WARNING
+    assert "team-a, team-b" in item.found
+    assert "--limit bytes=" in item.advice
+    assert "--quota team-a=" in item.advice
+    assert not found("limits of bob", **options)
+    assert not found("limits of carol", **options)
+    file = configured(tmp_path, '[master]\nquotas = ["team-a=1GiB"]\n')
+    assert not found("limits of alice", file, **options), "a quota holds it as well"
+
+
+@pytest.mark.parametrize("role", [Role.ADMIN, Role.WRITER])
+def test_a_credential_that_its_group_can_read_is_told_with_what_it_gives_away(
+    secret_file, directory, role
+):
+    credentials.make(str(directory), "bob", role)
+    file = directory / "bob.json"
+    file.chmod(0o640)
+    options = {"secret_file": str(secret_file), "credentials": str(directory)}
+    item = one("credential file bob.json", **options)
+    assert item.severity is Severity.WARNING
+    assert f"come in as the {role.name.lower()}" in item.found
+    assert item.advice == f"run: chmod 600 {file}"
+    file.chmod(0o600)
+    assert not found("credential file bob.json", **options)
+
+
+def test_ones_own_credential_is_looked_at_as_a_secret_is(tmp_path, directory):
+    file = tmp_path / "bob.secret"
+    credentials.write_text(file, credentials.make(str(directory), "bob", Role.READER))
+    file.chmod(0o640)
+    item = one(f"secret file {file}", secret_file=str(file))
+    assert item.severity is Severity.WARNING
+    assert item.advice == f"run: chmod 600 {file}"
 
 
 def test_files_that_are_not_believed_are_named_with_why(secret_file, directory):

@@ -49,3 +49,12 @@ def test_a_limit_that_is_none_lowers_nothing(monkeypatch, limit):
     monkeypatch.setattr(descriptors.resource, "getrlimit", lambda _: (limit, limit))
     settings = MasterConfig()
     assert descriptors.fitted(settings) is settings
+
+
+@pytest.mark.parametrize(
+    ("limit", "shards", "lent"),
+    [(1024, 1, 42), (1024, 4, 28), (20_000, 1, 256), (8, 1, 0), (resource.RLIM_INFINITY, 1, 256)],
+)
+def test_segments_take_half_of_what_a_process_may_open(monkeypatch, limit, shards, lent):
+    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda _: (limit, limit))
+    assert descriptors.lendable(shards) == lent

@@ -17,6 +17,7 @@ from mooncake_store.wire import hosts, standby
 from mooncake_store.wire import shard as wire
 from tests.master.wires import ClusterWire, ShardWire
 from transfer_engine import audit
+from transfer_engine.lasting import Seldom
 from transfer_engine.wire.keyring import Alone, read_only_secret
 from transfer_engine.wire.rights import Role
 
@@ -123,7 +124,8 @@ def test_a_refusal_is_told_once_however_often_it_is_asked_for(asked_by, told, na
     with pytest.raises(AuthError):
         wires.ask(hosts.SPLIT, hosts.Split(2))
     (line,) = told()
-    assert line.startswith(f"{name}: drain refused: the credential is ")
+    first = r" from 127\.0\.0\.1:\d+: drain refused: the credential is "
+    assert re.match(re.escape(name) + first, line)
 
 
 def test_a_tenant_who_asks_for_what_is_anothers_is_told(cluster, texts, told, asked_by):
@@ -143,8 +145,23 @@ def test_a_tenant_who_asks_for_what_is_anothers_is_told(cluster, texts, told, as
     alice.close()
     bob.close()
     opened, begun = told()
-    assert opened == "bob: open refused: the credential of bob is not for namespace 'alice'"
-    assert begun == "bob: put_start refused: a key is taken by an object of another namespace"
+    opened, begun = (re.sub(r"127\.0\.0\.1:\d+", "PEER", line) for line in (opened, begun))
+    who = "bob from PEER"
+    assert opened == f"{who}: open refused: the credential of bob is not for namespace 'alice'"
+    assert begun == f"{who}: put_start refused: a key is taken by an object of another namespace"
+
+
+def test_the_address_is_of_the_first_and_the_count_of_all(told, monkeypatch):
+    """What came within the minute is told with the next line, whoever sent it."""
+    now = 1000.0
+    monkeypatch.setattr(audit, "Seldom", lambda: Seldom(clock=lambda: now))
+    for port in range(1, 6):
+        audit.refused("bob", f"10.0.0.9:{port}", "remove", "why", "role")
+    now += 61
+    audit.refused("bob", "10.0.0.7:1", "remove", "why", "role")
+    first, second = told()
+    assert first == "bob from 10.0.0.9:1: remove refused: why"
+    assert second == ("bob from 10.0.0.7:1: remove refused: why (5 times since this was told last)")
 
 
 def test_no_line_has_a_secret_or_more_than_the_beginning_of_what_was_sent(asked_by, told, texts):
@@ -159,7 +176,7 @@ def test_no_line_has_a_secret_or_more_than_the_beginning_of_what_was_sent(asked_
 
 def test_refusals_do_not_fill_the_memory(told):
     for number in range(2 * audit._KINDS_MAX):
-        audit.refused(f"somebody{number}", "drain", "why", "role")
+        audit.refused(f"somebody{number}", "here:1", "drain", "why", "role")
     assert len(audit._seldom) == audit._KINDS_MAX
 
 

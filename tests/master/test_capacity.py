@@ -1,20 +1,27 @@
 """Memory that is not there is not lent: on machines made of files, and with the real program."""
 
 import asyncio
+import fcntl
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from mooncake_store import Client, LocalCluster
 from mooncake_store.config.settings import WorkerConfig
 from mooncake_store.errors import ConfigError
-from mooncake_store.worker import capacity
+from mooncake_store.worker import capacity, promises, segments
 from mooncake_store.worker.capacity import Machine, check_room
 from mooncake_store.worker.memory_files import base_of
+from mooncake_store.worker.promises import in_turn
 from mooncake_store.worker.worker import Worker
 from serving.system import ServingSystem, SystemSettings
+from transfer_engine.segments.memory import Segment
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -55,14 +62,14 @@ def group(folder, limit, usage, *, cache=0, version=2, **more):
     return {f"{folder}/{name}": text for name, text in (files | more).items()}
 
 
-def refusal(machine, *segments, **settings):
+def refusal(machine, *sizes, **settings):
     with pytest.raises(ConfigError) as refused:
-        check_room(WorkerConfig(segments_bytes=segments, **settings), machine=machine)
+        check_room(WorkerConfig(segments_bytes=sizes, **settings), machine=machine)
     return str(refused.value)
 
 
-def fits(machine, *segments, **settings):
-    check_room(WorkerConfig(segments_bytes=segments, **settings), machine=machine)
+def fits(machine, *sizes, **settings):
+    check_room(WorkerConfig(segments_bytes=sizes, **settings), machine=machine)
 
 
 def test_more_than_the_machine_has_is_refused_with_the_numbers_and_the_next_step(machine):
@@ -246,3 +253,177 @@ def test_memory_on_hugetlbfs_takes_pages_that_were_set_aside(machine, tmp_path):
     kept = {"name": "w", "memory": "/huge"}
     fits(found, MIB, **kept)  # what the mount is bounded by is that of a disk in this test
     assert "free on the hugetlbfs /huge" in refusal(found, 2048 << 50, **kept)
+
+
+# -- what is promised already
+
+
+@pytest.fixture(autouse=True)
+def nothing_promised(monkeypatch):
+    """Overlook memory that other tests have left open in this process."""
+    before, missing = set(), promises._missing
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # that of the listing itself
+            found = os.fstat(int(fd))
+            before.add((found.st_dev, found.st_ino))
+
+    def missing_of_new(path, seen):
+        seen |= before
+        return missing(path, seen)
+
+    monkeypatch.setattr(promises, "_missing", missing_of_new)
+
+
+def linked(machine, *processes):
+    """Let a machine of files have these living processes."""
+    (machine.root / "proc").mkdir(exist_ok=True)
+    for process in processes:
+        (machine.root / f"proc/{process}").symlink_to(f"/proc/{process}")
+    return machine
+
+
+@pytest.fixture
+def lender():
+    """Start a process that makes memory and does not touch it; return its number."""
+    started = []
+
+    def start(name, nbytes):
+        process = subprocess.Popen(
+            [sys.executable, "-c", LENDER, name, str(nbytes)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        started.append(process)
+        assert process.stdout.readline() == "made\n"
+        return process.pid
+
+    yield start
+    for process in started:
+        process.communicate(timeout=60)
+
+
+LENDER = """
+import sys
+from transfer_engine.segments.memory import Segment
+
+made = Segment.create(int(sys.argv[2]), name=sys.argv[1])
+print("made", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_memory_that_was_made_and_not_filled_is_no_room_for_others(machine, lender):
+    other = lender("w1", 3 * GIB)
+    found = linked(machine("10GiB"), os.getpid(), other)
+    with Segment.create(2 * GIB, name="w2-0"), Segment.create(GIB, name="w2-1"):
+        fits(found, 4 * GIB)
+        assert refusal(found, 5 * GIB).startswith(
+            "5GiB are to be lent, and there is only room for 4GiB (MemAvailable of /proc/meminfo, "
+            "less 6GiB promised already: 3GiB by "
+        )
+        assert f"3GiB by process {other} (w1)" in refusal(found, 5 * GIB)
+        assert "3GiB by this process (w2-0 and 1 more)" in refusal(found, 5 * GIB)
+        fits(found, 500 * GIB, overcommit=True)
+    fits(found, 7 * GIB)
+
+
+def test_what_is_filled_is_not_counted_twice(machine):
+    found = linked(machine("1GiB"), os.getpid())
+    with Segment.create(64 * MIB, name="w") as segment:
+        assert "room for 960MiB" in refusal(found, GIB)
+        segment.buffer[: 48 * MIB] = bytes(48 * MIB)
+        assert "less 16MiB promised already" in refusal(found, GIB)
+        fits(found, GIB - 16 * MIB)
+
+
+def test_memory_that_two_processes_have_open_is_promised_once(machine):
+    found = linked(machine("1GiB"), os.getpid())
+    with Segment.create(64 * MIB, name="w") as segment:
+        again = segment.share(writable=False)
+        fits(found, GIB - 64 * MIB)
+        os.close(again)
+
+
+def test_a_group_is_bounded_by_the_promises_of_its_own_processes(machine, lender):
+    groups = group("sys/fs/cgroup/pod/c1", 8 * GIB, 0) | group("sys/fs/cgroup/pod", 20 * GIB, 0)
+    found = machine("99GiB", mounts=V2, groups="0::/pod/c1", **groups)
+    for name, where in (("inside", "0::/pod/c1/deep"), ("beside", "0::/pod/c2")):
+        process = found.root / f"proc/{lender(name, 3 * GIB)}"
+        process.mkdir()
+        (process / "fd").symlink_to(f"/proc/{process.name}/fd")
+        (process / "cgroup").write_text(f"1:cpu:/pod/c1\n{where}\n")
+    fits(found, 5 * GIB)
+    said = refusal(found, 6 * GIB)
+    assert "room for 5GiB (/sys/fs/cgroup/pod/c1/memory.max allows 8GiB" in said
+    assert "(inside)" in said
+    assert "beside" not in said
+    assert "less 6GiB promised already" in refusal(found, 15 * GIB)
+
+
+def test_files_of_others_that_are_being_filled_are_promised(machine):
+    found = machine("1GiB", mounts="40 22 0:50 / /dev/shm rw - tmpfs shm rw")
+    folder = found.root / "dev/shm"
+    folder.mkdir(parents=True)
+    for name in ("mooncake-4711-w-0.mem", f"{base_of('mine')}-0.mem", "somebody.mem"):
+        with open(folder / name, "wb") as file:
+            file.truncate(512 * MIB)
+    assert "room for 0B" in refusal(found, GIB)
+    said = refusal(found, GIB, name="mine", memory="anonymous")
+    assert (
+        "less 512MiB promised already: 512MiB by who fills /dev/shm/mooncake-4711-w-0.mem" in said
+    )
+
+
+def test_huge_pages_that_are_reserved_are_not_free(machine):
+    found = machine("0GiB", **{capacity._HUGE_PAGES: 512, capacity._RESERVED_PAGES: 256})
+    fits(found, 512 * MIB, hugepages="require")
+    assert "256 free huge pages" in refusal(found, GIB, hugepages="require")
+
+
+def test_of_workers_that_start_at_once_only_those_lend_for_which_there_is_room(
+    machine, monkeypatch
+):
+    """Each finds the room free, unless one looks and takes before the next one looks."""
+    monkeypatch.setattr(capacity, "MACHINE", linked(machine("1GiB"), os.getpid()))
+    monkeypatch.setattr(segments, "_touch", lambda memory: None)
+    make, together = segments.WorkerSegments.make, threading.Barrier(3)
+
+    def make_together(self):
+        with suppress(threading.BrokenBarrierError):
+            together.wait(0.3)
+        make(self)
+
+    with LocalCluster(workers=0, in_process=True) as cluster:
+        monkeypatch.setattr(segments.WorkerSegments, "make", make_together)
+        settings = WorkerConfig(master=cluster.address, segments_bytes=(600 * MIB,))
+        workers = [Worker(settings) for _ in range(3)]
+        try:
+            with ThreadPoolExecutor(3) as pool:
+                started = [pool.submit(worker.start) for worker in workers]
+            errors = [error for each in started if (error := each.exception())]
+            assert [type(error) for error in errors] == [ConfigError, ConfigError]
+            assert all("600MiB by this process" in str(error) for error in errors)
+        finally:
+            for worker in workers:
+                worker.stop(leases_s=0.0)
+
+
+def test_a_turn_is_given_back_also_by_who_has_copies_of_it(tmp_path):
+    with in_turn(str(tmp_path)):
+        copies = [os.dup(fd) for fd in _descriptors_of(tmp_path)]  # as forked children have
+    folder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for fd in (*copies, folder):
+        os.close(fd)
+    assert copies
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_keeps_the_turn_keeps_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr(promises, "TURN_S", 0.0)
+    with in_turn(str(tmp_path)), in_turn(str(tmp_path)), in_turn(str(tmp_path / "none")):
+        pass
+
+
+def _descriptors_of(path):
+    links = Path("/proc/self/fd").iterdir()
+    return [int(link.name) for link in links if os.path.realpath(link) == str(path)]

@@ -13,6 +13,7 @@ from mooncake_store import LocalCluster, credentials, ids
 from mooncake_store.clock import SystemClock
 from mooncake_store.core.records import GET_ROW, PUT_ROW, REPLICA, Status
 from mooncake_store.credentials import Alone, credential_of
+from mooncake_store.errors import StoreError
 from mooncake_store.wire import cluster as cluster_wire
 from mooncake_store.wire import shard as wire
 from tests.master.wires import ClusterWire, PingWire, ShardWire, as_records, digests
@@ -74,12 +75,16 @@ class Writer:
         self._handles = {}
 
     def close(self):
-        for handle in self._handles.values():
-            handle.close()
+        self.forget()
         self.engine.close()
         for shard in self.shards:
             shard.close()
         self.master.close()
+
+    def forget(self):
+        """Reach segments anew."""
+        while self._handles:
+            self._handles.popitem()[1].close()
 
     def shard(self, name):
         return self.shards[int(ids.shard_of(digests(name), len(self.shards))[0])]
@@ -261,6 +266,59 @@ def test_the_space_of_a_revoked_put_waits_for_its_writer(somebody, name, twice):
         int(places["segment"][0]),
         int(places["offset"][0]),
     )
+
+
+def test_puts_and_rights_outlive_a_master_and_rights_end_with_a_worker(
+    guarded, known_as, name, tmp_path
+):
+    """The keys are what a run of a worker made: masters are told, and forget none."""
+    with LocalCluster(
+        workers=1, segment="16MiB", secret=SECRET, state=tmp_path, master=guarded, worker=guarded
+    ) as cluster:
+        alice, other = Writer(cluster, known_as["alice"], "team-a"), name + b"2"
+        alice.put(other, b"o" * SIZE)
+        rows, places, rights = alice.start(name)
+        receipts = alice.write(places[0], rights[0], b"v" * SIZE).receipts
+        given = *alice.get(other, ttl_ms=60_000)[1:], alice
+        uuid = alice.shards[0].uuid
+        cluster.restart_master()
+        alice = again(cluster, known_as, uuid)
+        assert alice.end(name, rows, receipts) == Status.OK
+        assert alice.read(given[0][0], given[1][0], SIZE) == (0, b"o" * SIZE)
+        read = until_read(alice, name)
+        assert read == b"v" * SIZE
+        cluster.restart_worker(0)
+        assert until_read(alice, name) == b"v" * SIZE
+        assert alice.read(given[0][0], given[1][0], SIZE)[0] != 0
+        for each in (alice, given[2]):
+            each.close()
+
+
+def again(cluster, known_as, uuid):
+    """The same client, connected to a master that was started again."""
+    writer = Writer(cluster, known_as["alice"], "team-a")
+    writer.shards[0].close()
+    place = writer.master.ask(cluster_wire.MAP, cluster_wire.MapRequest("team-a")).shards[0]
+    writer.shards[0] = ShardWire(place, uuid=uuid, namespace="team-a", secret=known_as["alice"])
+    return writer
+
+
+def until_read(writer, name):
+    """Its bytes, by rights of now, once its worker is there."""
+    found = []
+
+    def read():
+        try:
+            _, places, rights = writer.get(name)
+            writer.forget()
+            status, value = writer.read(places[0], rights[0], SIZE)
+        except (StoreError, IndexError):
+            return False
+        found.append(value)
+        return status == 0
+
+    until(read)
+    return found[-1]
 
 
 def quarantined(shard):

@@ -30,6 +30,7 @@ from tests.clocks import ManualClock
 from tests.waiting import until_async
 from transfer_engine.rpc.address import Address
 from transfer_engine.wire.frame import Frame
+from transfer_engine.wire.rights import EVERYTHING
 
 pytestmark = pytest.mark.asyncio
 
@@ -43,7 +44,7 @@ class Connection:
 
     def __init__(self):
         self.peer = "127.0.0.1:1"
-        self.session = SimpleNamespace(read_only=False, proven=False)
+        self.session = SimpleNamespace(read_only=False, proven=False, rights=EVERYTHING)
         self._closings = []
 
     def on_close(self, closing):

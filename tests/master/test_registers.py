@@ -11,6 +11,7 @@ import pytest
 from mooncake_store.config.settings import MasterConfig
 from mooncake_store.errors import ConfigError, UnavailableError
 from mooncake_store.master import registers as module
+from mooncake_store.master.lineage import Lineage
 from mooncake_store.master.registers import (
     RUNS_KEPT,
     VERSION,
@@ -19,13 +20,16 @@ from mooncake_store.master.registers import (
     RegisterFile,
     Registers,
 )
+from mooncake_store.master.roster import Roster
 from mooncake_store.master.server import Master
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio
 
 WORKER = KeptWorker(b"w" * 16, 3, "wörker", "host")
-SEGMENT = KeptSegment(4, b"s" * 16, 'a "segment"', 1 << 40, b"\0\xff", WORKER.uuid)
+SEGMENT = KeptSegment(
+    4, b"s" * 16, 'a "segment"', 1 << 40, b"\0\xff", WORKER.uuid, 1, 2, b"k" * 16, "team-a"
+)
 FULL = Registers(VERSION, (1 << 64) - 1, 7, (WORKER,), (SEGMENT,), (9, (1 << 64) - 1), "here")
 EMPTY = Registers(VERSION, 5, -1, (), ())
 
@@ -38,6 +42,13 @@ async def test_the_next_run_finds_what_was_kept(tmp_path):
         assert RegisterFile(tmp_path).read() == registers
     assert os.listdir(tmp_path) == ["cluster.json"]
     assert stat.S_IMODE((tmp_path / "cluster.json").stat().st_mode) == 0o600
+
+
+async def test_all_that_is_kept_of_a_segment_is_kept_once_more():
+    roster = Roster()
+    roster.restore(FULL)
+    again = roster.registers(FULL.life, Lineage(FULL.place), ())
+    assert (again.segments, again.workers) == (FULL.segments, FULL.workers)
 
 
 async def test_what_the_file_says_already_is_not_written_again(tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests import waiting
-from tests.strangers import descriptors
+from tests.strangers import descriptors, opened
 from tests.waiting import long_before
 from tests.wire.helpers import TIMEOUT_S, echo_process, greet, impostor, lent, serving
 from transfer_engine.errors import (
@@ -37,6 +37,7 @@ from transfer_engine.rpc.echo import (
     AboutRequest,
 )
 from transfer_engine.rpc.pool import BlockingPool
+from transfer_engine.rpc.twin import Twin
 from transfer_engine.wire.frame import REPLY, VersionRange, encode_frame
 from transfer_engine.wire.handshake import Identity
 
@@ -351,6 +352,35 @@ def test_connections_to_a_server_that_was_lost_are_not_tried_one_by_one(monkeypa
                 pool.call(ECHO, SMALL, timeout_s=TIMEOUT_S)
             for _ in range(3):
                 assert pool.call(ECHO, SMALL, timeout_s=TIMEOUT_S) == SMALL
+
+
+def test_a_connection_is_one_descriptor():
+    with echo_process() as (_, address):
+        before = opened()
+        with connect(address) as connection:
+            assert connection.call(ECHO, SMALL, timeout_s=TIMEOUT_S) == SMALL
+            assert len(opened() - before) == 1
+        assert connection.closed
+        assert opened() <= before
+        with pytest.raises(PeerLostError):
+            connection.call(ECHO, SMALL, timeout_s=TIMEOUT_S)
+
+
+def test_a_twin_waits_for_itself_and_closes_nothing():
+    one, other = socket.socketpair()
+    with one, other:
+        one.settimeout(TIMEOUT_S)
+        twin, forgotten = Twin(one), Twin(one)
+        assert twin.fileno() == one.fileno()
+        twin.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            twin.recv(1)
+        assert one.gettimeout() == TIMEOUT_S
+        del forgotten
+        twin.close()
+        twin.close()
+        other.sendall(b"x")
+        assert one.recv(1) == b"x"
 
 
 def test_what_a_hundred_threads_opened_is_closed_once_nobody_uses_it(server):

@@ -316,14 +316,12 @@ def _fill(fd, address, least, length, spins, state):
 
 @njit(cache=True, nogil=True)
 def _hear(fd, message, receipts, spins, state):
-    """Receive the reply header to message[:REPLY_WORDS], and so many receipts if they came with it.
+    """Receive a reply header to message[:REPLY_WORDS], and so many receipts if they came with it.
 
     Those follow at RECEIPTS_AT; state[5] is how many bytes came after the header. Returns as
     `move_iov`. O(1).
     """
     head = 8 * REPLY_WORDS
-    if receipts == 0:
-        return _fill(fd, message.ctypes.data, head, head, spins, state)
     address = message.ctypes.data + 8 * COLUMNS_AT
     code = _fill(fd, address, head, head + 8 * receipts, spins, state)
     if code == MOVED_ALL:
@@ -376,7 +374,11 @@ def exchange(
         if writing != 0 and apart != 0:
             return code
     if state[3] == 2:
-        code = _hear(fd, message, receipts, spins, state)
+        if receipts == 0:
+            head = 8 * REPLY_WORDS
+            code = _fill(fd, message.ctypes.data, head, head, spins, state)
+        else:
+            code = _hear(fd, message, receipts, spins, state)
         if code != MOVED_ALL:
             return code
         entries, asked = 0, 0

@@ -217,8 +217,8 @@ def _judge(message, iov, fixed, rows, version, seen, naming, peer, used, state):
         entries, total = build_iov(rows[at + 2], offsets, lengths, statuses, room, 0, 0)
         good = entries >= 0
     state[ENDS] = 0
-    if good:  # the last of all: what was used up is used
-        row = rows[at : at + ROW]
+    if good and (shown or (peer[ASKED] != 0 and rows[at + _GUARDED] != 0)):
+        row = rows[at : at + ROW]  # the last of all: what was used up is used
         good = _permitted(message, row, shown, writing, version, peer, used, statuses, state)
     if not good:
         naming[0] = 0
@@ -240,9 +240,7 @@ def _judge(message, iov, fixed, rows, version, seen, naming, peer, used, state):
 
 @njit(cache=True, nogil=True)
 def _move(fd, iov, receive, peer, state):
-    """Move the iovecs as `move_iov` does, until state[ENDS] if there is such; or return ENDING."""
-    if state[ENDS] == 0:
-        return move_iov(fd, iov, receive, state)
+    """Move the iovecs as `move_iov` does, until state[ENDS]; or return ENDING."""
     while state[0] < state[1]:
         if state[_NOW_MS] == 0:
             _look_at_clock(state)
@@ -289,12 +287,18 @@ def serve(fd, message, iov, fixed, rows, version, seen, naming, watch, spin_ns, 
             if code != MOVED_ALL:
                 return code
         if state[3] == TAKE:
-            code = _move(fd, iov, 1, peer, state)
+            if state[ENDS] == 0:
+                code = move_iov(fd, iov, 1, state)
+            else:
+                code = _move(fd, iov, 1, peer, state)
             if code != MOVED_ALL:
                 return code
             _answer_write(message, iov, fixed, state)
         if state[3] == REPLY:
-            code = _move(fd, iov, 0, peer, state)
+            if state[ENDS] == 0:
+                code = move_iov(fd, iov, 0, state)
+            else:
+                code = _move(fd, iov, 0, peer, state)
             if code != MOVED_ALL:
                 return code
             naming[0] = 0

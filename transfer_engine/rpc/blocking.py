@@ -45,6 +45,7 @@ from transfer_engine.rpc.failures import locate, lost, overdue, unreachable
 from transfer_engine.rpc.reached import end_of
 from transfer_engine.rpc.sealed import SealedSocket
 from transfer_engine.rpc.spinning import AWAITED_BYTES_MAX, SPIN_NS, Spin
+from transfer_engine.rpc.twin import Twin
 from transfer_engine.wire.faults import decode_error
 from transfer_engine.wire.frame import (
     DEADLINE_MS_MAX,
@@ -92,7 +93,7 @@ class BlockingConnection:
         self.last_used = 0.0
         self._socket = sock
         # The same socket once more, never waiting: what usually fits needs no poll before it.
-        self._sender = sock.dup()
+        self._sender = sock.twin() if isinstance(sock, SealedSocket) else Twin(sock)
         self._sender.setblocking(False)
         self._registry = registry
         self._request_limits = registry.request_limits
@@ -380,8 +381,8 @@ class BlockingConnection:
 
     def close(self) -> None:
         """Close the socket; requests without a reply stay without."""
-        self._socket.close()
         self._sender.close()
+        self._socket.close()
         self._waiting.clear()
         self._arrived.clear()
 

@@ -37,13 +37,17 @@ from transfer_engine.rpc.accepting import Acceptor, listen
 from transfer_engine.rpc.address import Address, is_loopback
 from transfer_engine.rpc.entrance import HANDSHAKE_S, Entrance
 from transfer_engine.rpc.http_checks import is_own_host
+from transfer_engine.rpc.sealed import SealedTransport
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from types import TracebackType
 
-__all__ = ["JSON", "TEXT", "HttpReply", "HttpRequest", "HttpServer"]
+    from transfer_engine.errors import StoreError
+    from transfer_engine.wire.tls import Tls
+
+__all__ = ["JSON", "TEXT", "HttpReply", "HttpRequest", "HttpServer", "unsealed_answer"]
 
 _log = logging.getLogger(__name__)
 
@@ -88,6 +92,16 @@ class _Caller:
         return -1.0 if self.since is None else time.monotonic() - self.since
 
 
+class _Stream(asyncio.StreamReaderProtocol):
+    """What reads requests; TLS may lie below."""
+
+    refused: Callable[[str], None]
+
+    def unsealed(self, error: StoreError) -> None:
+        """Say whom there is no TLS with; who hears of that goes, or is held to be silent."""
+        self.refused(error.what)
+
+
 class HttpServer(ABC):
     """Answers requests until it is closed. `address` is "host:port"."""
 
@@ -101,7 +115,9 @@ class HttpServer(ABC):
         head_bytes_max: int = 8 << 10,
         body_bytes_max: int = 64 << 10,
         name: str = "mooncake-http",
+        tls: Tls | None = None,
     ) -> None:
+        """With `tls` it answers by https alone."""
         self._entrance = Entrance[_Caller](
             name, idle_s=attrgetter("idle_s"), sessions_max=connections_max, log=_log
         )
@@ -110,11 +126,13 @@ class HttpServer(ABC):
         self._head_bytes_max = head_bytes_max
         self._body_bytes_max = body_bytes_max
         self._is_local = is_loopback(host)
+        self._tls = tls
         self._tasks: set[asyncio.Task[None]] = set()
         listener = listen(host, port)
         self._loop = asyncio.new_event_loop()
         self._acceptor = self._loop.run_until_complete(self._begin(listener))
         self.address = str(Address(*listener.getsockname()[:2]))
+        self.url = f"{'http' if tls is None else 'https'}://{self.address}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -128,7 +146,11 @@ class HttpServer(ABC):
     async def _begin(self, listener: socket.socket) -> Acceptor:
         def protocol() -> asyncio.Protocol:
             reader = asyncio.StreamReader(self._head_bytes_max, self._loop)
-            return asyncio.StreamReaderProtocol(reader, self._connected, self._loop)
+            stream = _Stream(reader, self._connected, self._loop)
+            if self._tls is None:
+                return stream
+            stream.refused = lambda why: self._entrance.tell("unsealed", why)
+            return SealedTransport(stream, self._tls.seal_of_http(), unsealed_answer)
 
         return Acceptor(
             listener, self._name, protocol, lambda: self._give_way(self._entrance.relieve())
@@ -306,3 +328,10 @@ def _head(reply: HttpReply, is_last: bool) -> bytes:
     if is_last:
         lines.append("Connection: close")
     return "\r\n".join((*lines, "", "")).encode()
+
+
+def unsealed_answer(error: StoreError) -> bytes:
+    """Return what somebody is answered who asks in the clear where https is spoken."""
+    body = f"this port speaks https only: {error.what}\n".encode()
+    reply = HttpReply(400, body, TEXT)
+    return _head(reply, is_last=True) + body

@@ -15,11 +15,12 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from transfer_engine.errors import AuthError, StoreError, TransferTimeoutError
+from transfer_engine.rpc.twin import Twin
 from transfer_engine.wire.handshake import refusal
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from transfer_engine.wire.frame import Buffer
     from transfer_engine.wire.tls import Seal
@@ -29,9 +30,14 @@ __all__ = ["SealedSocket", "SealedTransport", "last_words"]
 _READ_BYTES = 1 << 16
 
 
-def last_words(seal: Seal, error: StoreError) -> bytes:
-    """Return what the other end can be told of an error, as far as TLS has come."""
-    return refusal(error) if seal.plain else seal.leaving()
+def last_words(
+    seal: Seal, error: StoreError, refused: Callable[[StoreError], bytes] = refusal
+) -> bytes:
+    """Return what the other end can be told of an error, as far as TLS has come.
+
+    `refused` says it to who speaks none.
+    """
+    return refused(error) if seal.plain else seal.leaving()
 
 
 class Inner(Protocol):
@@ -59,8 +65,12 @@ class Inner(Protocol):
 class SealedTransport(asyncio.Protocol, asyncio.Transport):
     """The protocol of a connection, and what the protocol upon it takes for its transport."""
 
-    def __init__(self, inner: Inner, seal: Seal) -> None:
+    def __init__(
+        self, inner: Inner, seal: Seal, refused: Callable[[StoreError], bytes] = refusal
+    ) -> None:
+        """`refused` words an error for who speaks no TLS."""
         asyncio.Transport.__init__(self)
+        self._refused = refused
         self._inner = inner
         self._seal = seal
         self._failed = False
@@ -120,7 +130,7 @@ class SealedTransport(asyncio.Protocol, asyncio.Transport):
         self._failed = True
         self._early.clear()
         if not self._transport.is_closing():
-            if words := last_words(self._seal, error):
+            if words := last_words(self._seal, error, self._refused):
                 self._transport.write(words)
             # Not closed: what comes meanwhile would reset it, and the words be lost.
             self._transport.write_eof()
@@ -165,11 +175,17 @@ class SealedTransport(asyncio.Protocol, asyncio.Transport):
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """What is known of the socket."""
+        if name == "sslcontext":  # what tells those who serve HTTP that it is https
+            return self._seal.context
         return self._transport.get_extra_info(name, default)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Say how much may wait to be sent."""
         self._transport.set_write_buffer_limits(high=high, low=low)
+
+    def get_write_buffer_size(self) -> int:
+        """How much waits to be sent."""
+        return self._transport.get_write_buffer_size()
 
     def is_closing(self) -> bool:
         """Whether it ends."""
@@ -195,7 +211,7 @@ class SealedTransport(asyncio.Protocol, asyncio.Transport):
 class SealedSocket:
     """A connected socket of a client, as far as `rpc.blocking` uses one.
 
-    What `dup` returns shares all but whether it waits.
+    What `twin` returns shares all but whether it waits, and is to be closed first.
     """
 
     def __init__(self, sock: socket.socket, seal: Seal, unsent: bytearray | None = None) -> None:
@@ -263,9 +279,9 @@ class SealedSocket:
                 return 0
         return count
 
-    def dup(self) -> SealedSocket:
+    def twin(self) -> SealedSocket:
         """Return another one that waits, or does not, for itself."""
-        return SealedSocket(self._socket.dup(), self._seal, self._unsent)
+        return SealedSocket(Twin(self._socket), self._seal, self._unsent)
 
     def setblocking(self, flag: bool) -> None:
         """Say whether to wait."""

@@ -413,7 +413,7 @@ class Connection(asyncio.Protocol):
         subject = None
         with contextlib.suppress(StoreError):
             subject = registry.subject(operation.request.unpack(frame.body))
-        return self.session.rights.refusal(operation.needs, operation.name, subject)
+        return self.session.rights.refusal(operation.needs, operation.name, self.peer, subject)
 
     def _let_others(self, out: list[bytes], backlog: list[Frame]) -> None:
         """Send what was answered, and go on once every other connection was heard."""

@@ -77,7 +77,7 @@ def dial(
         ) from error
     here = sock.getsockname()
     peer, tls = f"{name} (from {here[0]}:{here[1]})", tls_of(secret)
-    seal = None if tls is None else tls.seal_of_client(address[0])
+    seal = None if tls is None else tls.seal_of_client(address[0], bulk=True)
     link = Link(sock, peer) if seal is None else SealedLink(sock, peer, seal)
     try:
         link.deadline = time.monotonic() + timeout_s

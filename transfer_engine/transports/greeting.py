@@ -175,7 +175,7 @@ class Greeter:
             raise
         try:
             sock.setblocking(False)
-            seal = None if self._tls is None else self._tls.seal_of_server()
+            seal = None if self._tls is None else self._tls.seal_of_server(bulk=True)
             guest = Guest(sock, f"{address[0]}:{address[1]}", self._begin(sock), seal)
             self._selector.register(sock, selectors.EVENT_READ, guest)
         except BaseException:

@@ -1,12 +1,15 @@
 """A data connection that TLS lies upon: the same messages, sealed.
 
-The compiled loops of a plain `Link` move bytes between memory and a descriptor. Here OpenSSL
-stands between: short ranges are gathered in a window that stays in the cache, sealed there and
-sent, or the other way round, so Python works on windows, not on requests; ranges as long as a
-window are sealed where they lie. An owner's requests take the way
-through Python, which judges them as it does those for files.
+Kernels seal ranges from where they lie into the room of a connection and send that, and open what
+came before they copy it to where it belongs (`wire.records`, `kernels.sealing`); Python works on
+messages. An owner's requests take the way through Python, which judges them as it does those for
+files.
 
-Cost: two copies more than a plain link, and the cipher; see docs/guide/running.md for what that
+Where records can be carried by OpenSSL alone, short ranges are gathered in a window that stays in
+the cache, and sealed there, or the other way round; ranges as long as a window are sealed where
+they lie.
+
+Cost: the cipher, and a copy within the cache of what came; see docs/guide/running.md for what that
 came to.
 """
 
@@ -22,7 +25,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from transfer_engine.errors import StoreError
-from transfer_engine.kernels import moving, windows, xxh3
+from transfer_engine.kernels import moving, sealing, windows, xxh3
 from transfer_engine.transports.stream import (
     COLUMNS_AT,
     FIXED,
@@ -36,6 +39,7 @@ from transfer_engine.transports.stream import (
 if TYPE_CHECKING:
     from transfer_engine.base import Batch, Columns
     from transfer_engine.transports.reachable import Reachable
+    from transfer_engine.wire.records import Records
     from transfer_engine.wire.tls import Seal
 
 __all__ = ["SealedLink"]
@@ -101,15 +105,19 @@ class SealedLink(Link):
     def _take(self) -> None:
         """Receive something, unless the time that the kernel waits has passed."""
         self._await()
+        records = self._seal.records
         try:
-            count = self.sock.recv_into(self._came)
+            count = self.sock.recv_into(self._came if records is None else records.free())
         except BlockingIOError:
             return
         except OSError as error:
             raise self._lost(os.strerror(error.errno or 0)) from error
         if count == 0:
             raise self._lost("it closed the connection")
-        self._seal.take(self._came[:count])
+        if records is not None:
+            records.came(count)
+        else:
+            self._seal.take(self._came[:count])
 
     def _fill(self, target: memoryview) -> int:
         """Receive some of what is wanted, as much as lies there."""
@@ -125,6 +133,11 @@ class SealedLink(Link):
 
     def receive(self, target: memoryview) -> None:
         """Fill a buffer. Raises PeerLostError at the end of the stream, TransferTimeoutError."""
+        records = self._seal.records
+        if records is not None and len(target):
+            at = int(np.frombuffer(target, dtype=np.uint8).ctypes.data)
+            self._carry(records, self.lead((at, len(target))), receive=True)
+            return
         done = 0
         while done < len(target):
             done += self._fill(target[done:])
@@ -136,6 +149,10 @@ class SealedLink(Link):
 
     def move(self, count: int, *, receive: bool) -> None:
         """Send, or receive into, the first `count` iovecs. Raises as `receive` does."""
+        records = self._seal.records
+        if records is not None:
+            self._carry(records, count, receive=receive)
+            return
         state, iov = self._state, self._iov
         self._begin(count)
         while state[0] < count:
@@ -153,6 +170,19 @@ class SealedLink(Link):
                 self._seal.write(self._window[:size])
                 self._leave()
 
+    def _carry(self, records: Records, count: int, *, receive: bool, taking: int = 0) -> None:
+        """Do what `move` does; the other end takes so many bytes before it sends any."""
+        self._begin(count)
+        way, calls = records.inward if receive else records.outward, records.calls
+        if receive:
+            spins = self._spins(taking)
+            code = self._drive(sealing.receive_sealed, self._iov, way.words, calls, way.room, spins)
+            self._learn(spins, helped=bool(self._state[4]))
+        else:
+            code = self._drive(sealing.send_sealed, self._iov, way.words, calls, way.room)
+        if code == moving.UNEXPECTED:
+            raise records.failure()
+
     def _move_long(self, memory: memoryview, *, receive: bool) -> None:
         """Move a long range from where it lies, or to there."""
         if receive:
@@ -161,6 +191,20 @@ class SealedLink(Link):
         for at in range(0, len(memory), _WINDOW_BYTES):
             self._seal.write(memory[at : at + _WINDOW_BYTES])
             self._leave()
+
+    def _hear_reply(self, taking: int) -> None:
+        """Receive the header of a reply; the owner takes so many bytes first."""
+        records = self._seal.records
+        if records is None:
+            self.receive(self.view[: REPLY.size])
+            return
+        self._carry(records, self.lead((self.address, REPLY.size)), receive=True, taking=taking)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the connection is open and silent, as it should be between two messages."""
+        records = self._seal.records
+        return super().idle and not (records is not None and records.holds)
 
     def exchange(self, batch: Batch, expected: Columns) -> bool:
         """Send the request whose header is set, and the data of a write; receive reply and data.
@@ -185,7 +229,7 @@ class SealedLink(Link):
         else:
             entries = self.lead(request)
         self.move(entries, receive=False)
-        self.receive(self.view[: REPLY.size])
+        self._hear_reply(batch.total_bytes if writing and lengths.size == 1 else 0)
         if not writing:
             entries, asked = self.entries(0, addresses, lengths, batch.statuses)
         if not self._as_expected(expected, asked):
@@ -203,14 +247,13 @@ class SealedLink(Link):
         uuid: tuple[int, int],
         number: int,
         fence: int,
-        place: tuple[int, int, int],
-        right: tuple[int, int],
+        place: tuple[int, int, int, int, int],
         *,
         writing: bool,
     ) -> bool:
-        """Do what `exchange` does with the request header for one (offset, length, address)."""
+        """Do what a plain link does."""
         self._check_fresh()
-        offset, length, address = place
+        offset, length, address, *right = place
         ask = moving.ASK_WRITE if writing else moving.ASK_READ
         tell = moving.TOLD_WRITE if writing else moving.TOLD_READ
         more, columns = (moving.SHOWN, (offset, length, *right)) if right[1] else (
@@ -224,7 +267,7 @@ class SealedLink(Link):
         data = (address, length)
         request = self._request(1, len(columns))
         self.move(self.lead(request, *((data,) if writing else ())), receive=False)
-        self.receive(self.view[: REPLY.size])
+        self._hear_reply(length if writing else 0)
         told = self._alone[moving.RECEIPTS_AT :][: int(writing and more > 0)]
         expected = np.array(
             [FIXED[tell] + more, FIXED[moving.REPLY_BODY] + told.nbytes, number], dtype=np.int64

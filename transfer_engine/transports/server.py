@@ -34,6 +34,7 @@ from transfer_engine.transports.reachable import Tables
 from transfer_engine.transports.shm_server import ShmServer
 from transfer_engine.transports.tcp_server import TcpServer
 from transfer_engine.wire.keyring import guarding, tls_of
+from transfer_engine.wire.records import load_sealing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,6 +80,8 @@ class TransferServer:
         patience_s: float = 30.0,
     ) -> None:
         load_kernels()
+        if tls_of(secret) is not None:
+            load_sealing()
         self.instance = secrets.token_bytes(16)
         self.keyring = guarding(secret)
         self.reached = Reached(reached_as)

@@ -255,7 +255,8 @@ class Link:
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise TransferTimeoutError("the deadline passed", peer=self.peer)
-        left = min(left, self._wait_s)
+        if left > self._wait_s:
+            left = self._wait_s
         if not left / 4 <= self._armed_s <= left:
             self._armed_s = left * 0.75 if left > 0.02 else left
             self.peer_words[serving.WAITS_MS] = int(self._armed_s * 1000)
@@ -349,11 +350,10 @@ class Link:
         while self._state[0] < count:
             self._drive(moving.move_some, self._iov, receiving, _PIECE_BYTES)
 
-    def _begin(self, entries: int = 0, phase: int = 0) -> None:
-        """Set the state that kernels go on from."""
+    def _begin(self, entries: int) -> None:
+        """Set the state from which so many iovecs are moved."""
         self._state[:] = 0
         self._state[1] = entries
-        self._state[3] = phase
 
     def exchange(self, batch: Batch, expected: Columns) -> bool:
         """Send the request whose header is set, and the data of a write; receive reply and data.
@@ -368,7 +368,7 @@ class Link:
         needed = 2 * (lengths.size + 1)
         if self._iov.size < needed:
             self._iov = np.zeros(needed, dtype=np.int64)
-        self._begin()
+        self._state[:] = 0
         rights = _NO_RIGHTS if batch.rights is None else batch.rights
         spins = self._spins(total if writing and lengths.size == 1 else 0)
         little = total <= stream.WINDOW_BYTES
@@ -382,7 +382,8 @@ class Link:
         code = self._drive(moving.exchange, *asking)
         if apart and writing:
             self._move_hashed(batch, receive=False)
-            self._begin(phase=2)
+            self._state[:] = 0
+            self._state[3] = 2
             code = self._drive(moving.exchange, *asking)
         self._learn(spins, helped=bool(self._state[4]))
         if code != moving.MOVED_ALL:
@@ -401,21 +402,19 @@ class Link:
         uuid: tuple[int, int],
         number: int,
         fence: int,
-        place: tuple[int, int, int],
-        right: tuple[int, int],
+        place: tuple[int, int, int, int, int],
         *,
         writing: bool,
     ) -> bool:
         """Do what `exchange` does with the request header for one (offset, length, address).
 
-        right: (tag, stamp); a stamp of 0 is none.
+        place: those, and the right, a tag and a stamp; a stamp of 0 is none.
         """
-        self._begin()
+        self._state[:] = 0
         spins = self._spins(place[1] if writing else 0)
         code = self._drive(
-            moving.exchange_one, self._alone, *uuid, number, fence, *place, *right, int(writing),
-            spins,
-        )  # fmt: skip
+            moving.exchange_one, self._alone, *uuid, number, fence, *place, int(writing), spins
+        )
         self._learn(spins, helped=bool(self._state[4]))
         if code != moving.MOVED_ALL:
             self.message[: moving.REPLY_WORDS] = self._alone[: moving.REPLY_WORDS]
@@ -448,7 +447,7 @@ class Link:
         else:
             schedule = batch.tagging.schedule
             tagged = np.empty(content_tags.STATE_WORDS, dtype=np.uint64)
-        self._begin()
+        self._state[:] = 0
         self._drive(
             stream.move_hashed, batch.addresses, batch.lengths, batch.statuses,
             _NO_WORDS if sums is None else sums, tags, self._iov, work, owner, schedule, tagged,
@@ -470,7 +469,7 @@ class Link:
 
         Returns False when the columns were not received: they do not fit, or make no sense.
         """
-        self._begin()
+        self._state[:] = 0
         code = self._drive(moving.take_request, self.message, FIXED)
         return code == moving.MOVED_ALL
 
@@ -481,7 +480,7 @@ class Link:
         needs a closer look is in `view`, and its data is still to be received.
         """
         state = self._state
-        self._begin()
+        self._state[:] = 0
         spin_ns = 0 if self._rest else SPIN_NS * (table.watch.size > 0)
         try:
             code = self._drive(

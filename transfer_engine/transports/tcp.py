@@ -71,6 +71,8 @@ from transfer_engine.transports.stream import (
 from transfer_engine.wire.faults import ERROR_BYTES_MAX, decode_error
 from transfer_engine.wire.frame import ERROR, MAGIC, VERSION
 from transfer_engine.wire.frame import REPLY as REPLY_FLAG
+from transfer_engine.wire.keyring import tls_of
+from transfer_engine.wire.records import load_sealing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -259,6 +261,8 @@ class TcpTransport(Transport):
         networks: Networks | None = None,
         connections_max: int = 16,
     ) -> None:
+        if tls_of(secret) is not None:
+            load_sealing()
         self._secret = secret
         self._networks = networks or Networks()
         self._connections_max = connections_max
@@ -387,12 +391,12 @@ class TcpTransport(Transport):
             return None
         link.deadline = time.monotonic() + timeout_s
         target.number = number = (target.number + 1) & 0x7FFF_FFFF_FFFF_FFFF
-        place, right = (offset, length, address), (tag, stamp)
+        place = offset, length, address, tag, stamp
         writing = operation is Operation.WRITE
         status, receipt = 0, 0
         sums = _hash(address, length) if checksums and writing else None
         try:
-            if not link.exchange_one(target.words, number, fence, place, right, writing=writing):
+            if not link.exchange_one(target.words, number, fence, place, writing=writing):
                 status = self._told(link, request, number)
             elif writing and stamp:
                 receipt = link.receipt

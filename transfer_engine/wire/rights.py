@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from transfer_engine import audit
 from transfer_engine.errors import AuthError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["EVERYTHING", "LOOKING", "Rights", "Role"]
 
@@ -32,6 +36,8 @@ class Rights:
     """Who somebody is, and what he may do. No `namespaces` are all of them.
 
     `until` is when they end, in seconds since 1970. `proof` tells the secrets of a principal apart.
+    `limits` say how much he may have of what he may have at all, by names of the store's; they are
+    looked up and not written down here: what is in the mapping counts just now.
     """
 
     principal: str
@@ -39,21 +45,25 @@ class Rights:
     namespaces: tuple[str, ...] = ()
     until: float = math.inf
     proof: bytes = b""
+    limits: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def who(self) -> str:
         """How a log names whoever has them."""
         return self.principal or (audit.POOL if self.role == Role.ADMIN else audit.READERS)
 
-    def refusal(self, needs: Role, operation: str, key: str | None = None) -> AuthError:
-        """Return what is said about an operation that is for others, and tell the log of it."""
+    def refusal(self, needs: Role, operation: str, peer: str, key: str | None = None) -> AuthError:
+        """Return what is said about an operation that is for others, and tell the log of it.
+
+        `peer` is the address that it was asked from.
+        """
         if self.role == Role.READER:
             what = "the credential is read-only"
         else:
             what = f"the credential is one of a {self.role.name.lower()}"
         if self.principal:
             what = f"{what}, of {self.principal}"
-        audit.refused(self.who, operation, what, "role")
+        audit.refused(self.who, peer, operation, what, "role")
         return AuthError(
             what,
             key=key,
@@ -68,11 +78,11 @@ class Rights:
             advice="connect with one that holds: `mooncake secret list` tells those",
         )
 
-    def check_namespace(self, namespace: str, operation: str) -> None:
+    def check_namespace(self, namespace: str, operation: str, peer: str) -> None:
         """Raise AuthError for a namespace that is others'."""
         if self.namespaces and namespace not in self.namespaces:
             what = f"the credential of {self.principal} is not for namespace {namespace!r}"
-            audit.refused(self.who, operation, what, "namespace")
+            audit.refused(self.who, peer, operation, what, "namespace")
             raise AuthError(
                 what,
                 operation=operation,

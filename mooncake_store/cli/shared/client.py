@@ -20,6 +20,7 @@ from mooncake_store.cli.shared.program_options import ConfigOption
 from mooncake_store.printable import printable
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Iterator
 
     from mooncake_store.client import Client
@@ -155,6 +156,16 @@ def secret_named(secret_file: str | None) -> Keyring | None:
     from mooncake_store.credentials import secret_of
 
     return secret_of(load(ClientConfig, overrides={"secret_file": secret_file}).value)
+
+
+def judge_of(url: str) -> ssl.SSLContext | None:
+    """How a server at this URL is judged, as the settings of the client say; None for http."""
+    if not url.startswith("https:"):
+        return None
+    from mooncake_store.config import ClientConfig, load
+    from mooncake_store.credentials import https_context
+
+    return https_context(load(ClientConfig).value)
 
 
 def store_named() -> bool:

@@ -78,6 +78,7 @@ from mooncake_store.core.context import (
     TABLE_A,
     TABLE_B,
     TALLY,
+    TENANT_PINS,
     TENANT_USE,
     TIERS,
     UINT16,
@@ -348,7 +349,7 @@ def beside(rows, cold, old, new, sizes, now, who, wanted, tally, tenant_use):
 
 @njit(**KERNEL, inline="always")
 def count_pinned(context, row, nbytes):
-    """Note that a row pins more bytes hard, or fewer: in all, and for the client that did it. O(1).
+    """Note that a row pins more bytes hard, or fewer: in all, for its tenant and for who did. O(1).
 
     PINNER tells who, for rows that have the flag. What clients that are gone have pinned, and all
     of before a restart, is nobody's: client 0.
@@ -357,6 +358,8 @@ def count_pinned(context, row, nbytes):
     pinner = column(context, PINNER, UINT16)
     pinned_of = column(context, PINNED_OF, INT64)
     pinned_of[np.int64(pinner[row])] += nbytes
+    tenant = np.int64(column(context, COLD_ROWS, COLD)[row].tenant)
+    column(context, TENANT_PINS, INT64)[tenant] += nbytes
 
 
 @njit(**KERNEL)

@@ -8,6 +8,7 @@ import queue
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from mooncake_store import Client, LocalCluster
 from mooncake_store.cli.main import main
 from serving.engine.config import ModelConfig
 from tests.browser import Browser, installed
+from tests.certificates import Authority
 from tests.ground.test_environment import DOCKER, KUBERNETES
 from tests.serving.system.conftest import started
 from tests.terminal import Terminal
@@ -482,3 +484,58 @@ def test_a_running_pool_is_used_and_stays(start_program, tmp_path):
             program.signal(signal.SIGTERM)
             assert program.wait() == 0
             assert store.status().ready
+
+
+def test_a_front_that_others_reach_speaks_https_and_so_may_its_engines(start_program, tmp_path):
+    authority, asked = Authority(tmp_path), queue.SimpleQueue()
+    shown = authority.signs("127.0.0.1")
+    judge = ssl.create_default_context(cafile=str(authority.file))
+
+    class Engine(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.put(self.path)
+            self.send_error(404)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Engine) as engine:
+        speaking = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        speaking.load_cert_chain(shown)
+        engine.socket = speaking.wrap_socket(engine.socket, server_side=True)
+        thread = threading.Thread(target=engine.serve_forever)
+        thread.start()
+        try:
+            program, facts = started(
+                start_program, tmp_path, "--insecure", "--host", "0.0.0.0",
+                "--backend", f"a=https://127.0.0.1:{engine.server_port}",
+                MOONCAKE_TLS_CERTIFICATE=str(shown),
+                MOONCAKE_TLS_AUTHORITY=str(authority.file),
+            )  # fmt: skip
+            assert asked.get(timeout=60)
+            assert facts["url"].startswith("https://")
+            url = f"https://127.0.0.1:{facts['url'].rpartition(':')[2]}/openapi.json"
+            with urllib.request.urlopen(url, timeout=60, context=judge) as answer:
+                assert json.load(answer)["openapi"]
+            program.signal(signal.SIGTERM)
+            assert program.wait() == 0
+        finally:
+            engine.shutdown()
+            thread.join()
+
+
+def test_a_system_with_a_pool_of_its_own_speaks_https_to_whoever_believes_its_authority(
+    start_program, tmp_path, monkeypatch, capsys
+):
+    authority = Authority(tmp_path)
+    _, facts = started(
+        start_program, tmp_path, "--insecure", "--host", "0.0.0.0",
+        MOONCAKE_TLS_CERTIFICATE=str(authority.signs("127.0.0.1")),
+    )  # fmt: skip
+    url = f"https://127.0.0.1:{facts['url'].rpartition(':')[2].partition('/')[0]}"
+    asked = ["chat", "--url", url, "--message", "Hello", "--max-tokens", "2", "--json"]
+    assert main(asked) == 4
+    assert "MOONCAKE_TLS_AUTHORITY" in capsys.readouterr().err
+    monkeypatch.setenv("MOONCAKE_TLS_AUTHORITY", str(authority.file))
+    assert main(asked) == 0
+    assert json.loads(capsys.readouterr().out)["generated"] == 2
