@@ -150,7 +150,7 @@ def test_h_is_help_everywhere(capsys, path):
 NO_STORE = {
     "version", "config show", "config init", "master", "umount", "doctor", "topology",
     "secret reader", "secret make", "secret list", "secret rotate", "secret revoke", "secret key",
-    "secret destroy",
+    "secret destroy", "secret limit",
     "standby", "promote", "standbys", "member", "shard serve",  # are of masters
     "warmup", "journal show", "journal verify", "journal replay", "state export", "state import",
     "mount",  # takes the store where mount(8) has the device

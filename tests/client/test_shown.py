@@ -231,6 +231,22 @@ def test_a_right_that_is_not_believed_any_more_is_asked_for_anew(alice, fresh, m
     assert alice.stats().checksum_failures == 0
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_a_right_that_was_just_told_and_is_refused_is_asked_for_anew(
+    pool, client, spoiling, fresh, many
+):
+    alice = client(pool, lease_cache=False)
+    keys = [f"{fresh}/{number}" for number in range(20 if many else 1)]
+    values = [value_of(key, 5000) for key in keys]
+    alice.put_many(keys, values).check()
+    left = spoiling(alice, "read_batch", 1 if many else 2)
+    if many:
+        assert alice.get_many(keys).check().values == values
+    else:
+        assert alice.get(keys[0]) == values[0]
+    assert left == [0]
+
+
 def test_a_right_ends_before_the_lease_and_the_shard_is_asked(alice, fresh):
     alice.put(fresh, b"value")
     alice.get(fresh, ttl="3s")

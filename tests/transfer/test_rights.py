@@ -460,7 +460,7 @@ def sip128(key, text):
     return low
 
 
-@given(st.integers(0, 1 << 42), st.integers(0, 1 << 40))
+@given(st.integers(0, (1 << 41) - 1), st.integers(0, 1 << 40))
 def test_a_stamp_tells_its_end_and_never_a_later_one(end_ms, generation):
     told = int(rights.end_of(rights.stamp_of(end_ms, generation)))
     assert end_ms - rights.TICK_MS < told <= end_ms
