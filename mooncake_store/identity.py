@@ -24,7 +24,7 @@ from __future__ import annotations
 import abc
 import hmac
 import struct
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mooncake_store.ids import Blocks
+    from transfer_engine.tagging import Tagging
 
     Words = tuple[np.uint64, np.uint64]
 
@@ -54,6 +55,11 @@ _WORDS = struct.Struct("<QQ")
 
 class Identity(abc.ABC):
     """What keys and blocks of a namespace are called."""
+
+    @property
+    def tagging(self) -> Tagging | None:
+        """What makes tags of the content of the namespace; None where there is no secret for it."""
+        return None
 
     @abc.abstractmethod
     def digest(self, key: str | bytes) -> bytes:
@@ -109,6 +115,14 @@ class Keyed(Identity):
             for use in ("names", "blocks", "links", "salts")
         )
         self._first = lru_cache(_SALTS_KEPT)(self._salted)
+        self._content = _derived(secret, "key of content")
+
+    @cached_property
+    def tagging(self) -> Tagging:
+        """What makes tags of the content of the namespace."""
+        from transfer_engine.tagging import Tagging
+
+        return Tagging(self._content)
 
     def digest(self, key: str | bytes) -> bytes:
         """Return the digest of one key."""

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from transfer_engine.segments.mapping import Mapping
+    from transfer_engine.tagging import Tagging
 
     Columns = NDArray[np.int64]
     Statuses = NDArray[np.int32]
@@ -278,6 +279,7 @@ class BatchRequest(NamedTuple):
     fence: int = 0
     trusted: bool = False
     rights: Columns | None = None
+    tagging: Tagging | None = None
 
 
 @dataclass(slots=True)
@@ -309,6 +311,9 @@ class Batch:
     rights: Columns | None = None
     # Of writes with rights: what the owner says once all of a request was written, else 0.
     receipts: Columns | None = None
+    # What makes tags, and those of the requests; 0 where a transport leaves that to the engine.
+    tagging: Tagging | None = None
+    tags: NDArray[np.uint64] | None = None
 
     @property
     def writing(self) -> bool:
@@ -322,6 +327,13 @@ class Batch:
     def fail(self, status: int) -> None:
         """Give this status to every request that did not fail for a reason of its own."""
         self.statuses[self.statuses == 0] = status
+
+    def make_tags(self) -> None:
+        """Make the tags that no transport has made, once all was moved, in memory of the host."""
+        if self.tagging is not None and self.tags is not None:
+            left = np.flatnonzero((self.statuses == 0) & (self.tags == 0))
+            if left.size:
+                self.tags[left] = self.tagging.ranges(self.addresses[left], self.lengths[left])
 
     @contextlib.contextmanager
     def part(self, chosen: NDArray[np.intp]) -> Iterator[Batch]:
@@ -341,6 +353,8 @@ class Batch:
             cancel=self.cancel,
             rights=None if self.rights is None else self.rights[chosen],
             receipts=None if self.receipts is None else self.receipts[chosen],
+            tagging=self.tagging,
+            tags=None if self.tags is None else self.tags[chosen],
         )
         self.interrupt = part.stop
         try:
@@ -352,6 +366,8 @@ class Batch:
             self.checksums[chosen] = part.checksums
         if self.receipts is not None and part.receipts is not None:
             self.receipts[chosen] = part.receipts
+        if self.tags is not None and part.tags is not None:
+            self.tags[chosen] = part.tags
 
     def stop(self) -> None:
         """Ask the transport to give the batch up; what already moved stays moved."""

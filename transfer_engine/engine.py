@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from transfer_engine.base import Columns
     from transfer_engine.devices.devices import SupportsDevice
     from transfer_engine.notify import Answer, Post, Question
+    from transfer_engine.tagging import Tagging
     from transfer_engine.wire.keyring import Secret
 
 __all__ = ["TransferEngine"]
@@ -309,6 +310,7 @@ class TransferEngine:
         fence: int = 0,
         trusted: bool = False,
         rights: Columns | None = None,
+        tagging: Tagging | None = None,
     ) -> BatchResult:
         """Read ranges of a segment into registered memory.
 
@@ -321,10 +323,11 @@ class TransferEngine:
         used once costs more than a small transfer.
 
         `rights`, int64[n, 2] of (tag, stamp), is shown to owners over tcp; see `kernels.rights`.
+        `tagging` makes tags of the same bytes that checksums are of.
         """
         request = BatchRequest(
             Operation.READ, offsets, lengths, addresses, timeout_s, checksums, fence, trusted,
-            rights,
+            rights, tagging,
         )  # fmt: skip
         return self._batch(target, request)
 
@@ -340,6 +343,7 @@ class TransferEngine:
         fence: int = 0,
         trusted: bool = False,
         rights: Columns | None = None,
+        tagging: Tagging | None = None,
     ) -> BatchResult:
         """Write registered memory into ranges of a segment. Raises as `read_batch` does.
 
@@ -349,7 +353,7 @@ class TransferEngine:
         """
         request = BatchRequest(
             Operation.WRITE, offsets, lengths, addresses, timeout_s, checksums, fence, trusted,
-            rights,
+            rights, tagging,
         )  # fmt: skip
         return self._batch(target, request)
 
@@ -360,7 +364,9 @@ class TransferEngine:
                 return done
         batch = self._prepare(target, request)
         name = self._move(target, batch)
-        return BatchResult(batch.statuses, batch.checksums, name, target.descriptor, batch.receipts)
+        return BatchResult(
+            batch.statuses, batch.checksums, name, target.descriptor, batch.receipts, batch.tags
+        )
 
     def read_into(
         self, target: SegmentHandle, offset: int, buffer: Buffer, *, timeout_s: float | None = None
@@ -404,6 +410,7 @@ class TransferEngine:
         trusted: bool = False,
         notify: tuple[str, bytes] | None = None,
         rights: Columns | None = None,
+        tagging: Tagging | None = None,
     ) -> Submission:
         """Start a batch in the background. Its deadline counts from now, queueing included.
 
@@ -414,16 +421,18 @@ class TransferEngine:
         """
         post = None if notify is None else note(*notify)
         request = BatchRequest(
-            operation, offsets, lengths, addresses, timeout_s, checksums, fence, trusted, rights
-        )
+            operation, offsets, lengths, addresses, timeout_s, checksums, fence, trusted, rights,
+            tagging,
+        )  # fmt: skip
         batch = self._prepare(target, request)
         return self._submitter.submit(batch, lambda: self._move_and_tell(target, batch, post))
 
     def _prepare(self, target: SegmentHandle, request: BatchRequest) -> Batch:
         """Turn a request into checked columns."""
-        operation, offsets, lengths, addresses, timeout_s, checksums, fence, trusted, rights = (
-            request
-        )
+        (
+            operation, offsets, lengths, addresses, timeout_s, checksums, fence, trusted, rights,
+            tagging,
+        ) = request  # fmt: skip
         at, size, local = as_column(offsets), as_column(lengths), as_column(addresses)
         if not at.size == size.size == local.size:
             raise InvalidArgumentError(
@@ -449,6 +458,8 @@ class TransferEngine:
         if rights is not None and at.size:
             batch.rights = as_rights(rights, at.size)
             batch.receipts = np.zeros(at.size, dtype=np.int64) if batch.writing else None
+        if tagging is not None:
+            batch.tagging, batch.tags = tagging, np.zeros(at.size, dtype=np.uint64)
         batch.staged = self._devices.stage(batch)
         return batch
 
@@ -477,10 +488,12 @@ class TransferEngine:
             transport, remote = routes.find(batch.deadline)
             if routes.sliced and batch.total_bytes >= SLICED_BYTES_MIN and batch.staged is None:
                 move_sliced(routes, batch, self._slice_threads)
+                batch.make_tags()
                 return transport.name
             try:
                 if batch.staged is None:
                     transport.move(remote, batch)
+                    batch.make_tags()
                 else:
                     batch.staged.move(transport, remote, batch)
             except StoreError as error:
@@ -488,6 +501,8 @@ class TransferEngine:
                 if timed_out or asked is None or not routes.fail_over(remote, error):
                     raise
                 batch.statuses[:] = asked
+                if batch.tags is not None:
+                    batch.tags[:] = 0
                 continue
             return transport.name
 

@@ -33,6 +33,8 @@ class BatchResult(NamedTuple):
     receipts: Columns | None = None
     """After a write with rights: what its owner answers to each request that was written in full; 0
     where there is none."""
+    tags: NDArray[np.uint64] | None = None
+    """Tags of the same bytes as the checksums, where a `tagging` was given."""
 
     @property
     def ok(self) -> bool:

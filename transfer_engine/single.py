@@ -22,12 +22,18 @@ from transfer_engine.transports.copying import copy_single
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from transfer_engine.base import BatchRequest, RemoteSegment, Transport
+    from transfer_engine.tagging import Tagging
 
 __all__ = ["move_at_once"]
 
 # Longer copies look at their deadline in between.
 _BYTES_MAX = 64 << 20
+# What is tagged as a whole once it came, or before it went: it is in the cache. Longer objects
+# are tagged as they pass.
+_TAGGED_MAX = 256 << 10
 _INT64 = np.dtype(np.int64)
 _ONE_ROW = (1,)
 
@@ -51,9 +57,13 @@ def move_at_once(
     vouches for. Raises TransferTimeoutError. O(log ranges + bytes).
     """
     transport, target = used
-    operation, offsets, lengths, addresses, timeout_s, checksums, fence, _, rights = request
+    operation, offsets, lengths, addresses, timeout_s, checksums, fence, _, rights, tagging = (
+        request
+    )
     offset, length, address = _number(offsets), _number(lengths), _number(addresses)
     if offset < 0 or not 0 < length <= _BYTES_MAX or offset > target.descriptor.size - length:
+        return None
+    if tagging is not None and length > _TAGGED_MAX:
         return None
     if fence < 0 or not (address > 0 if edges is None else _holds(edges, address, length)):
         return None
@@ -76,7 +86,8 @@ def move_at_once(
             statuses[0] = status
         if receipt and receipts is not None:
             receipts[0] = receipt
-        return BatchResult(statuses, sums, transport.name, target.descriptor, receipts)
+        tags = _tags(tagging, address, length)
+        return BatchResult(statuses, sums, transport.name, target.descriptor, receipts, tags)
     if checksums or fence:
         return None
     try:
@@ -86,7 +97,13 @@ def move_at_once(
     if mapping is None or (operation is Operation.WRITE and not mapping.writable):
         return None
     copy_single(mapping, operation, offset, length, address)
-    return BatchResult(np.zeros(1, np.int32), None, transport.name, target.descriptor, receipts)
+    tags = _tags(tagging, address, length)
+    statuses = np.zeros(1, np.int32)
+    return BatchResult(statuses, None, transport.name, target.descriptor, receipts, tags)
+
+
+def _tags(tagging: Tagging | None, address: int, length: int) -> NDArray[np.uint64] | None:
+    return None if tagging is None else np.array([tagging.one(address, length)], np.uint64)
 
 
 def _holds(edges: Sequence[int], address: int, length: int) -> bool:

@@ -72,6 +72,11 @@ class Submission:
         """The receipts of a write with rights, once the batch is done; see `BatchResult`."""
         return self._batch.receipts
 
+    @property
+    def tags(self) -> NDArray[np.uint64] | None:
+        """The tags, valid where the status is 0 once the batch is done."""
+        return self._batch.tags
+
     def poll(self) -> Statuses:
         """Return the statuses as they are now: all waiting, all pending, or final."""
         if self._done.is_set():

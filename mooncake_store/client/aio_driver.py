@@ -329,6 +329,7 @@ class AsyncDriver:
                     checksums=move.checksums,
                     trusted=True,
                     rights=move.rights,
+                    tagging=move.tagging,
                 )
                 if move.times is not None:
                     move.times[:] = began, time.monotonic()
@@ -340,6 +341,7 @@ class AsyncDriver:
                 checksums=move.checksums,
                 trusted=True,
                 rights=move.rights,
+                tagging=move.tagging,
             )
         except StoreError as error:
             return error.again()
@@ -379,7 +381,11 @@ async def _ended(submission: Submission, move: Move) -> Any:
     except StoreError as error:
         return error.again()
     return BatchResult(
-        statuses, submission.checksums, submission.transport, receipts=submission.receipts
+        statuses,
+        submission.checksums,
+        submission.transport,
+        receipts=submission.receipts,
+        tags=submission.tags,
     )
 
 

@@ -372,6 +372,7 @@ class BlockingDriver:
                         checksums=move.checksums,
                         trusted=True,
                         rights=move.rights,
+                        tagging=move.tagging,
                     )
                 except StoreError:
                     continue  # the queue is full: it is copied below
@@ -390,6 +391,7 @@ class BlockingDriver:
                 submission.checksums,
                 submission.transport,
                 receipts=submission.receipts,
+                tags=submission.tags,
             )
         return outcome
 
@@ -409,6 +411,7 @@ class BlockingDriver:
                 checksums=move.checksums,
                 trusted=True,
                 rights=move.rights,
+                tagging=move.tagging,
             )
         except StoreError as error:
             return error.again()

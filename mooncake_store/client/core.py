@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mooncake_store.config.settings import ClientConfig
     from mooncake_store.identity import Identity
     from transfer_engine.engine import TransferEngine
+    from transfer_engine.tagging import Tagging
 
 __all__ = ["CallOptions", "ClientStats", "Core", "Counters", "PutOptions", "ReadOptions", "parts"]
 
@@ -144,6 +145,11 @@ class Core:
             self.leases, self.shown = Leases(entries), None
         self.leases.epoch = epoch + 1
         self.directory.show_rights(self.namespace if asked else None)
+
+    @property
+    def tagging(self) -> Tagging | None:
+        """What makes the tags that content is put and compared with, where rights are shown."""
+        return None if self.shown is None else self.identity.tagging
 
     def rights(self, count: int) -> Rights | None:
         """What holds the rights of a batch of so many keys, where such are to be shown."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from mooncake_store.client.core import Core
     from mooncake_store.client.directory import Target
     from mooncake_store.client.keys import KeyBatch
+    from transfer_engine.tagging import Tagging
 
     Column = NDArray[np.int64]
 
@@ -208,16 +209,34 @@ def move_pieces(
     return Move(target, direction, offsets, lengths, addresses, False, keep, times)
 
 
-def fold(pieces: Pieces, at: Column, outcome: BatchResult, *, hashed: bool) -> BatchResult:
-    """One status per object from one per piece, with checksums if asked for."""
+def _tag_pieces(pieces: Pieces, index: Column, tagging: Tagging) -> NDArray[np.uint64]:
+    """The tag of each object's pieces, in order, as of one buffer. O(bytes)."""
+    rows, firsts = pieces.rows(index)
+    starts = np.append(firsts, len(rows))
+    return tagging.pieces(pieces.addresses[rows], pieces.lengths[rows], starts)
+
+
+def fold(
+    pieces: Pieces,
+    at: Column,
+    outcome: BatchResult,
+    *,
+    hashed: bool,
+    tagging: Tagging | None = None,
+) -> BatchResult:
+    """One status per object from one per piece, with checksums and tags if asked for."""
     _, firsts = pieces.rows(at)
     statuses = np.minimum.reduceat(outcome.statuses, firsts)
-    sums = None
+    sums = tags = None
     if hashed:
         sums = np.zeros(len(at), np.uint64)
         good = np.flatnonzero(statuses == 0)
         sums[good] = checksum_pieces(pieces, at[good])
-    return BatchResult(statuses, sums, outcome.transport)
+    if tagging is not None:
+        tags = np.zeros(len(at), np.uint64)
+        good = np.flatnonzero(statuses == 0)
+        tags[good] = _tag_pieces(pieces, at[good], tagging)
+    return BatchResult(statuses, sums, outcome.transport, tags=tags)
 
 
 class PieceReading(Reading):
@@ -269,8 +288,11 @@ class PieceReading(Reading):
         return move_pieces(self._pieces, index, target, Direction.READ, bases, times)
 
     def _judge(self, target: Target, index: Column, outcome: Any, now: int) -> Column | None:
-        hashed = self.compares and self._pieces.offsets is None
-        return super()._judge(target, index, fold(self._pieces, index, outcome, hashed=hashed), now)
+        hashed, tagging = False, None
+        if self._pieces.offsets is None:
+            hashed, tagging = self._compared_by(index)
+        whole = fold(self._pieces, index, outcome, hashed=hashed, tagging=tagging)
+        return super()._judge(target, index, whole, now)
 
 
 class PiecePutting(Putting):

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from mooncake_store.client.keys import KeyBatch
     from mooncake_store.client.sinks import Sink
     from mooncake_store.client.steps import Steps
+    from transfer_engine.tagging import Tagging
 
     Column = NDArray[np.int64]
     Values = list[bytes | memoryview | None]
@@ -221,7 +222,7 @@ class Reading(KeyTransfers):
             answers = yield from self.ask(self.gets(index, self.plan.ttl_ms))
         found = unknown = 0
         for some, reply in answers:
-            rows, replicas, base = self._take(some, reply)
+            rows, replicas, base = self._take(some, reply, tagged=True)
             here, strange, doubted = k.take(
                 some, rows, replicas, base, sent, time.monotonic_ns(), core.directory.targets, cols
             )
@@ -414,23 +415,38 @@ class Reading(KeyTransfers):
         offsets = cols[k.OFFSET] if everything else cols[k.OFFSET, index]
         if self.plan.offset:
             offsets = offsets + self.plan.offset
+        whole = self._whole or bool((self.lengths[index] == cols[k.SIZE, index]).all())
+        summed, tagging = self._compared_by(index) if whole else (False, None)
         return Move(
             target,
             Direction.READ,
             offsets,
             self.lengths if everything else self.lengths[index],
             self._addresses if everything else self._addresses[index],
-            self.compares
-            and (self._whole or bool((self.lengths[index] == cols[k.SIZE, index]).all())),
+            summed,
             self.sink.keep,
             times,
             None if self.rights is None else self.rights.to_read(index),
+            tagging,
         )
+
+    def _compared_by(self, index: Column) -> tuple[bool, Tagging | None]:
+        """Whether whole objects are compared with their checksums, and what makes their tags."""
+        if self.rights is None or not self.compares:
+            return self.compares, None
+        return self.rights.compared_by(index, self.core.tagging)
+
+    def _sums(self, index: Column, outcome: Any) -> Column:
+        """The checksums of a batch as they are to be compared, or none; tags decide on theirs."""
+        checksums, tags = outcome.checksums, outcome.tags
+        sums = _NO_SUMS if checksums is None else checksums.view(np.int64)
+        if self.rights is None or tags is None:
+            return sums
+        return self.rights.sums(index, tags, sums, self.cols[k.CHECKSUM, index])
 
     def _judge(self, target: Target, index: Column, outcome: Any, now: int) -> Column | None:
         """Say of each key of a batch whether it was read; return those whose segment moved away."""
-        statuses, checksums = outcome.statuses, outcome.checksums
-        sums = _NO_SUMS if checksums is None else checksums.view(np.int64)
+        statuses, sums = outcome.statuses, self._sums(index, outcome)
         failed, expired = k.judge(index, statuses, sums, now, self.cols)
         self._expired += expired
         counters = self.core.counters
@@ -449,7 +465,8 @@ class Reading(KeyTransfers):
         for at, status in zip(bad.tolist(), statuses[bad].tolist(), strict=True):
             if status == ChecksumMismatchError.code:
                 counters.checksum_failures += 1
-                what = "the checksum differs"
+                tagged = self.rights is not None and self.rights.contents[index[at]]
+                what = "the tag of the namespace differs" if tagged else "the checksum differs"
             else:
                 what = transfer_error(status, operation="read", peer=target.label).what
             self.fail(index[at : at + 1], status, f"{target.label}: {what}")

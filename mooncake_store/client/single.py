@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from mooncake_store.identity import Identity
     from mooncake_store.wire.single_key import PutOne
     from transfer_engine.segments.mapping import Mapping
+    from transfer_engine.tagging import Tagging
 
 __all__ = ["Single", "digest_of", "put_one", "read_one"]
 
@@ -173,7 +174,8 @@ def put_one(
     ended, operation = PUT_END_ONE, PUT_END
     more: tuple[int, ...] = ()
     if shown:
-        ended, operation, more = PUT_END_SHOWN_ONE, PUT_END_SHOWN, (outcome.receipt,)
+        ended, operation = PUT_END_SHOWN_ONE, PUT_END_SHOWN
+        more = outcome.receipt, outcome.tag
     request = ended.request.pack(digest, fields[0] & 0xFFFF_FFFF, outcome.sum64, *more)
     while True:
         try:
@@ -203,6 +205,9 @@ def _read(
 ) -> Steps[bool]:
     """Copy and judge; False for anything but bytes that are good."""
     end, size, wanted, _, segment, offset, *right = found
+    content = right.pop() & _UNSIGNED if right else 0
+    tagging = core.tagging if content and plan.verify else None
+    summed = plan.verify and tagging is None
     target = _target(core, segment)
     if target is None or size > buffer[1]:
         return False
@@ -212,6 +217,7 @@ def _read(
         return _failed(core, target)
     if memory is not None:
         sum64 = copy_one(memory.address + offset, buffer[0], size)
+        tag = 0 if tagging is None else tagging.one(buffer[0], size)
         name = target.transport
     else:
         # What follows a failure tries other replicas, and needs time for that.
@@ -221,7 +227,7 @@ def _read(
         beside, under_way[id(times)] = sum([*under_way.values()]) // 2, size
         try:
             outcome = yield from _move(
-                target, Direction.READ, offset, place, plan.verify, half_of(until), right, times
+                target, Direction.READ, offset, place, summed, half_of(until), right, times, tagging
             )
         finally:
             under_way.pop(id(times), None)
@@ -230,9 +236,10 @@ def _read(
         if times[1] > times[0]:
             sample = Sample(size + beside, 1, times[1] - times[0], times[1])
             target.pace.samples.append(sample)
-        sum64 = int(outcome.checksums[0]) if plan.verify else 0
+        sum64 = int(outcome.checksums[0]) if summed else 0
+        tag = 0 if tagging is None else int(outcome.tags[0])
         name = outcome.transport
-    same = not plan.verify or sum64 == wanted & _UNSIGNED
+    same = tag == content if tagging is not None else not summed or sum64 == wanted & _UNSIGNED
     mark, _ = k.verdict(0, same, end, time.monotonic_ns())
     if mark == k.FAILED:
         core.counters.checksum_failures += 1
@@ -258,11 +265,13 @@ class _Written(NamedTuple):
     sum64: int
     transport: str
     receipt: int = 0
+    tag: int = 0
 
     def batch(self) -> BatchResult:
         """The same as what became of a batch of one."""
-        sums, receipts = np.array([self.sum64], np.uint64), np.array([self.receipt])
-        return BatchResult(np.zeros(1, np.int32), sums, self.transport, receipts=receipts)
+        sums, tags = np.array([[self.sum64], [self.tag]], np.uint64)
+        receipts, statuses = np.array([self.receipt]), np.zeros(1, np.int32)
+        return BatchResult(statuses, sums, self.transport, receipts=receipts, tags=tags)
 
 
 def _write(
@@ -284,14 +293,19 @@ def _write(
     if shared is None:
         # What follows a failure tries other segments, and needs time for that.
         limit = attempt_until(until, size)
-        outcome = yield from _move(target, Direction.WRITE, offset, memory, True, limit, right)
+        outcome = yield from _move(
+            target, Direction.WRITE, offset, memory, True, limit, right, tagging=core.tagging
+        )
         if isinstance(outcome, StoreError) or outcome.statuses[0]:
             return outcome
         receipt = 0 if outcome.receipts is None else int(outcome.receipts[0])
-        return _Written(int(outcome.checksums[0]), outcome.transport, receipt)
+        tag = 0 if outcome.tags is None else int(outcome.tags[0])
+        return _Written(int(outcome.checksums[0]), outcome.transport, receipt, tag)
     if not shared.writable:
         return None
-    return _Written(copy_one(address, shared.address + offset, size), target.transport)
+    tag = 0 if core.tagging is None else core.tagging.one(address, size)
+    sum64 = copy_one(address, shared.address + offset, size)
+    return _Written(sum64, target.transport, tag=tag)
 
 
 def _target(core: Core, segment: int) -> Target | None:
@@ -318,11 +332,13 @@ def _move(
     until: float,
     right: list[int],
     times: list[float] | None = None,
+    tagging: Tagging | None = None,
 ) -> Steps[Any]:
     """Move a batch of one; return its outcome. `right`: tag and stamp, or nothing."""
     address, size, owner = memory
     offsets, lengths, addresses = np.array([[offset], [size], [address]], np.int64)
     rights = np.array([right], np.int64) if right and right[1] else None
-    move = Move(target, direction, offsets, lengths, addresses, checksum, owner, times, rights)
+    columns = offsets, lengths, addresses
+    move = Move(target, direction, *columns, checksum, owner, times, rights, tagging)
     (outcome,) = yield Moves([move], until)
     return outcome

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.client.directory import Target
     from transfer_engine.base import Operation as Direction
+    from transfer_engine.tagging import Tagging
     from transfer_engine.wire.frame import Body
     from transfer_engine.wire.registry import Operation
 
@@ -80,6 +81,8 @@ class Move(NamedTuple):
     times: list[float] | None = None
     rights: NDArray[Any] | None = None
     """Tag and stamp for each range, where the owner asks for them."""
+    tagging: Tagging | None = None
+    """What makes tags of what is moved."""
 
 
 class Moves(NamedTuple):

@@ -79,8 +79,10 @@ class KeyTransfers(KeyRequests):
         first, count = int(self.cols[k.FIRST, at]), int(self.cols[k.REPLICAS, at])
         return bool((self._replicas[first : first + count, 1] >> 32).any())
 
-    def _take(self, some: Column, reply: Any) -> tuple[Column, Column, int]:
-        """Add the replicas of an answer to the others.
+    def _take(
+        self, some: Column, reply: Any, *, tagged: bool = False
+    ) -> tuple[Column, Column, int]:
+        """Add the replicas of an answer to the others; `tagged` are answers to gets.
 
         Returns its rows, its replicas, and where these begin among all.
         """
@@ -89,7 +91,7 @@ class KeyTransfers(KeyRequests):
             raise UnavailableError(f"{len(rows)} answers came to {len(some)} keys")
         base = len(self._replicas)
         if self.rights is not None:
-            replicas = self.rights.take(replicas, base)
+            replicas = self.rights.take(replicas, base, some if tagged else some[:0])
         if base:
             joined = np.concatenate((self._replicas, replicas))
             joined.flags.writeable = False
@@ -170,11 +172,11 @@ def records(reply: Any, count: int) -> tuple[NDArray[Any], Column, NDArray[Any]]
     answers, replicas = reply.rows.view(GET_ROW)[:, 0], reply.replicas.view(REPLICA)[:, 0]
     ends = np.cumsum(answers["replicas"], dtype=np.int64)
     places = int(ends[-1])
-    if len(answers) != count or len(replicas) not in (places, 2 * places):
+    if len(answers) != count or len(replicas) not in (places, 2 * places + count):
         raise UnavailableError(
             f"{len(answers)} answers with {len(replicas)} replicas came to {count} keys"
         )
-    return answers, ends, replicas[:places]  # behind which there may be rights to them
+    return answers, ends, replicas[:places]  # behind which there may be rights to them, and tags
 
 
 def still_there(

@@ -109,6 +109,7 @@ class Viewing:
         if not found[0]:
             return False
         end, size, wanted, self._generation, segment, offset = found
+        content = 0 if core.shown is None else core.shown.content(low, high)
         self._place = segment, offset
         self._hold(end)
         target = core.directory.known.get(segment)
@@ -120,7 +121,9 @@ class Viewing:
         ):
             try:
                 memory = target.handle.memory()
-                if memory is not None and self._take_in(memory, offset, size, wanted, end):
+                if memory is not None and self._take_in(
+                    memory, offset, size, (wanted, content), end
+                ):
                     return True
             except StoreError:
                 pass  # asked for in earnest by who called, which also tells what is wrong
@@ -142,10 +145,22 @@ class Viewing:
             self.core.leases.view_begins(int(self._keys.words[0, 0]))
         self._leased, self.lease_end_ns = True, end
 
-    def _take_in(self, memory: Mapping, offset: int, size: int, wanted: int, end: int) -> bool:
-        """Show a range of memory if it is what was put and its lease runs."""
-        data = memory.view(offset, size)
-        same = not self._verify or checksum_one(memory.address + offset, size) == wanted & _UNSIGNED
+    def _take_in(
+        self, memory: Mapping, offset: int, size: int, wanted: tuple[int, int], end: int
+    ) -> bool:
+        """Show a range of memory if it is what was put and its lease runs.
+
+        wanted: the checksum, and the tag that is looked at in its place if there is one.
+        """
+        data, place = memory.view(offset, size), memory.address + offset
+        checksum, content = wanted
+        tagging = self.core.tagging if content else None
+        if not self._verify:
+            same = True
+        elif tagging is not None:
+            same = tagging.one(place, size) == content & _UNSIGNED
+        else:
+            same = checksum_one(place, size) == checksum & _UNSIGNED
         mark, _ = k.verdict(0, same, end, time.monotonic_ns())
         if mark == k.FAILED:
             self.core.counters.checksum_failures += 1
@@ -168,7 +183,8 @@ class Viewing:
             return False
         offset, size, wanted = (int(reading.cols[row, 0]) for row in (k.OFFSET, k.SIZE, k.CHECKSUM))
         self._place = target.number, offset
-        if self._take_in(memory, offset, size, wanted, self.lease_end_ns):
+        content = 0 if reading.rights is None else int(reading.rights.contents[0])
+        if self._take_in(memory, offset, size, (wanted, content), self.lease_end_ns):
             return True
         if self.remaining_s <= 0:
             raise LeaseExpiredError("the lease ended before the view began", key=self.key)

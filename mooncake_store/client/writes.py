@@ -175,6 +175,8 @@ class Putting(KeyTransfers):
         self.memory = memory
         self.fields = fields
         self.checksums: NDArray[np.uint64] = np.zeros(len(self.status), np.uint64)
+        # Of the content, where rights are shown; 0 for none.
+        self.tags: NDArray[np.uint64] = np.zeros(len(self.status), np.uint64)
         self._replicas_most = 0
         # Keys of which something may still arrive where it was written to.
         self._late: set[int] = set()
@@ -355,6 +357,7 @@ class Putting(KeyTransfers):
             nth == 0,
             self.memory.keep,
             rights=None if self.rights is None else self.rights.to_write(self._places(index, nth)),
+            tagging=self.core.tagging if nth == 0 else None,
         )
 
     def _places(self, index: Column, nth: int) -> Column:
@@ -373,6 +376,8 @@ class Putting(KeyTransfers):
             return
         if outcome.checksums is not None:
             self.checksums[index] = outcome.checksums
+        if outcome.tags is not None:
+            self.tags[index] = outcome.tags
         if self.rights is not None:
             self.rights.written(self._places(index, nth), outcome.receipts)
         written, name = self.core.counters.bytes_written, outcome.transport
@@ -421,6 +426,7 @@ class Putting(KeyTransfers):
         if rights is not None:
             operation, (first, count) = PUT_END_SHOWN, self.cols[[k.FIRST, k.REPLICAS]]
             fields["receipts"] = lambda some: rights.receipts(first[some], count[some])
+            fields["tags"] = self.tags
         for some, reply in (yield from self.ask(self.requests(operation, index, fields))):
             self.status[some] = reply.statuses
         if rights is not None:

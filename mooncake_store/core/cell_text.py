@@ -51,7 +51,9 @@ class About:
             self._rows[self._rows == row] = -1
             return f"row {row}: gone, or given up"
         if kind == k.ENDED_CELL:
-            return f"row {row}: complete, checksum {int(cell[2]) & (1 << 64) - 1:016x}"
+            tagged = ", tagged" if len(cell) > k.ENDED_WORDS else ""
+            checksum = int(cell[2]) & (1 << 64) - 1
+            return f"row {row}: complete, checksum {checksum:016x}{tagged}"
         return f"row {row}: {_described(cell)}"
 
 

@@ -52,6 +52,8 @@ LONG_OF = 99
 PINNER, PINNED_OF = 101, 103
 # Bytes that are pinned hard by tenant.
 TENANT_PINS = 105
+# Tags of content by row, and whether any row has had one: without, nothing looks at them.
+TAGS, TAGS_USED = 107, 109
 # What kernels leave for Python to hand on in larger batches: notes to the eviction policies of rows
 # that were read, came or went, and extents freed.
 NOTES, FREED_EXTENTS = 50, 52
@@ -60,7 +62,7 @@ NOTES, FREED_EXTENTS = 50, 52
 MARKS, CELLS, RING_HEADER, ROW_WORDS, COLD_WORDS = 58, 60, 62, 80, 82
 # Scratch of a kernel call: rows found, whether a row is new, statuses.
 FOUND, FRESH, STATUS = 8, 10, 12
-WORDS = 107
+WORDS = 110
 
 INT64, INT32, INT16 = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.int16)
 BYTE, UINT16 = np.dtype(np.uint8), np.dtype(np.uint16)

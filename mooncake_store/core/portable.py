@@ -52,6 +52,8 @@ class Objects(NamedTuple):
     """Two words each."""
     sizes: NDArray[np.int64]
     checksums: NDArray[np.uint64]
+    tags: NDArray[np.uint64]
+    """Of their content, by their writers; 0 is none."""
     generations: NDArray[np.uint32]
     created_s: NDArray[np.int64]
     """Seconds of the shard's clock, like..."""
@@ -123,6 +125,7 @@ def objects_of(shard: Shard, rows: NDArray[np.int64]) -> Objects:
         digests=shard.digests(rows),
         sizes=records["size"].copy(),
         checksums=records["checksum"].copy(),
+        tags=shard.tags[rows].view(np.uint64),
         generations=records["generation"].copy(),
         created_s=cold["created_s"].astype(np.int64),
         used_ns=records["lease_end"].copy(),
@@ -171,7 +174,8 @@ def cells_of(objects: Objects, first_row: int) -> Iterator[NDArray[np.int64]]:
     rows = np.arange(first_row, first_row + count)
     links = objects.replicas.astype(np.int64) - 1
     name_words = (objects.name_bytes.astype(np.int64) + 7) >> 3
-    words = k.PIN + 1 + 2 * links + name_words
+    tagged = objects.tags != 0
+    words = k.PIN + 1 + 2 * links + name_words + tagged
     begins = np.cumsum(words) - words
     out = np.zeros(int(words.sum()), np.int64)
     out[begins] = k.ROW_CELL | links << 8 | words << 16 | rows << 32
@@ -180,6 +184,7 @@ def cells_of(objects: Objects, first_row: int) -> Iterator[NDArray[np.int64]]:
     out[fixed + np.arange(8)] = _records(objects, firsts).view(np.int64).reshape(count, 8)
     out[fixed + 8 + np.arange(3)] = _cold(objects).view(np.int64).reshape(count, 3)
     out[begins + k.PIN] = objects.pinned_until_ns
+    out[(begins + words - 1)[tagged]] = objects.tags[tagged].view(np.int64)
     further = np.ones(len(objects.segments), np.bool_)
     further[firsts] = False
     nth = _counted(links)

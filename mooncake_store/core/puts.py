@@ -359,13 +359,15 @@ def put_end(
     checksums: NDArray[np.uint64],
     *,
     asked: bool = False,
+    tags: NDArray[np.uint64] | None = None,
 ) -> NDArray[np.int16]:
-    """Make written objects readable, with the checksum of their bytes.
+    """Make written objects readable, with the checksum of their bytes, and a tag if they have one.
 
     Who is `asked` for rights is not believed to write no more to what was given up earlier.
     """
     n = len(digests)
-    if n > KEYS_MAX or len(generations) != n or len(checksums) != n:
+    tags = checksums[:0] if tags is None else tags
+    if n > KEYS_MAX or len(generations) != n or len(checksums) != n or len(tags) not in (0, n):
         return np.full(n, Status.INVALID_PARAMS, np.int16)
     if client not in state.client_by_handle:  # its puts may not have been swept away yet
         return np.full(n, Status.CLIENT_NOT_FOUND, np.int16)
@@ -379,6 +381,7 @@ def put_end(
         words,
         as_column(generations, UINT32),
         as_column(checksums, UINT64),
+        as_column(tags, INT64),
         status,
         done,
     )

@@ -118,14 +118,17 @@ def put_end(
     generations: NDArray[np.uint32],
     checksums: NDArray[np.uint64],
     receipts: NDArray[np.int64],
+    tags: NDArray[np.uint64] | None = None,
 ) -> NDArray[np.int16]:
     """Make objects readable of which the owners of all places say that they were written."""
     refused = np.zeros(len(digests), np.bool_)
     if not _unwritten(state, asking, client, digests, generations, receipts, refused):
-        return puts.put_end(state, client, digests, generations, checksums, asked=True)
+        return puts.put_end(state, client, digests, generations, checksums, asked=True, tags=tags)
     statuses, rest = np.full(len(digests), Status.INVALID_WRITE, np.int16), ~refused
     given = digests[rest], generations[rest], checksums[rest]
-    statuses[rest] = puts.put_end(state, client, *given, asked=True)
+    if tags is not None and len(tags) == len(rest):  # else it is refused
+        tags = tags[rest]
+    statuses[rest] = puts.put_end(state, client, *given, asked=True, tags=tags)
     return statuses
 
 

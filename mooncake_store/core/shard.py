@@ -31,6 +31,7 @@ from mooncake_store.core import (
     removal,
     renames,
     rights,
+    tags,
 )
 from mooncake_store.core.facts import ClientFact, ClosedFact, TenantFact
 from mooncake_store.core.figures import ShardStats, totals
@@ -85,6 +86,7 @@ class Shard(ShardState):
     rights_to_write = operation(rights.to_write)
     unwritten = operation(rights.unwritten)
     put_end_shown = operation(rights.put_end)
+    tell_tags = operation(tags.tell_tags)
     get = operation(reads.get)
     exists = operation(reads.exists)
     foreign = reads.foreign

@@ -195,6 +195,7 @@ class ShardState:
         self.groups = Groups(rows_max)
         # 0 unless soft-pinned, so seldom real memory.
         self.pin_ends = bind(places.PIN_ENDS, reserve(rows_max, np.int64))
+        self.tags = bind(places.TAGS, reserve(rows_max, np.int64))  # of rows that are readable
         self.space = Space(config, self.rng, self.context, self.journal)
         self.policy = create_policy(config.eviction_policy, rows_max)
         self.soft_policy = PinnedOrder(rows_max, self.cold["pin_level"])

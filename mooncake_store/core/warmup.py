@@ -47,9 +47,11 @@ def _show_rights(shard: Shard, client: int) -> None:
     generations = np.ascontiguousarray(answers["generation"])
     shard.unwritten(now, asking, client, digests, generations, np.zeros(1, np.int64))
     shard.foreign(digests, 0)
-    shard.put_end(now, client, digests, generations, np.zeros(8, np.uint64), asked=True)
+    sums = np.ones(8, np.uint64)
+    shard.put_end(now, client, digests, generations, sums, asked=True, tags=sums)
     answers, replicas = shard.get(now, client, digests, 1 << 30)
     shard.rights_to_read(now, asking, answers, replicas)
+    shard.tell_tags(now, digests, answers)
     shard.remove(now, digests, client=client)
 
 

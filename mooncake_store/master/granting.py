@@ -1,7 +1,10 @@
 """What a shard does for sessions that have to show rights to the owners of memory (`core.rights`).
 
-    replicas = granting.to_read(peer, rows, replicas)       # what a get answers, with the rights
-    statuses = granting.put_end(peer, digests, generations, checksums, receipts)
+    replicas = granting.to_read(peer, digests, rows, replicas)  # with the rights, and the tags
+    statuses = granting.put_end(peer, digests, generations, checksums, receipts, tags)
+
+Besides, what they put has a tag of its content, which they alone make and compare, and which their
+gets are told (`core.tags`).
 
 Nobody else comes here. Dates are by this host's clock, as it was when the shard was started: it is
 not put right meanwhile, so that the end of a right stays what it was. O(n + replicas).
@@ -36,10 +39,20 @@ class Granting:
     def _asking(self, peer: Peer) -> Asking:
         return Asking(peer.namespaces, self._epoch_ns, self._site.bases)
 
-    def to_read(self, peer: Peer, rows: NDArray[Any], replicas: NDArray[Any]) -> NDArray[np.uint64]:
-        """Return what a get just made was answered, in whole segments, and the rights to it."""
-        rights = self._shard.rights_to_read(self._site.now(), self._asking(peer), rows, replicas)
-        return _together(replicas, rights)
+    def to_read(
+        self,
+        peer: Peer,
+        digests: NDArray[np.uint64],
+        rows: NDArray[Any],
+        replicas: NDArray[Any],
+    ) -> NDArray[np.uint64]:
+        """Return what a get just made was answered, in whole segments, and the rights to it.
+
+        Behind these is a row for each key: the tag of its content, or 0.
+        """
+        now, shard = self._site.now(), self._shard
+        rights = shard.rights_to_read(now, self._asking(peer), rows, replicas)
+        return _together(replicas, rights, shard.tell_tags(now, digests, rows))
 
     def to_write(
         self,
@@ -61,11 +74,12 @@ class Granting:
         generations: NDArray[np.uint32],
         checksums: NDArray[np.uint64],
         receipts: NDArray[np.int64],
+        tags: NDArray[np.uint64] | None = None,
     ) -> NDArray[np.int16]:
         """Make objects readable of which the owners of all places say that they were written."""
-        given = peer.handle, digests, generations, checksums, receipts
+        given = peer.handle, digests, generations, checksums, receipts, tags
         return self._shard.put_end_shown(self._site.now(), self._asking(peer), *given)
 
 
-def _together(replicas: NDArray[Any], rights: NDArray[np.int64]) -> NDArray[np.uint64]:
-    return np.concatenate([words(replicas), rights.view(np.uint64)])
+def _together(replicas: NDArray[Any], *more: NDArray[np.int64]) -> NDArray[np.uint64]:
+    return np.concatenate([words(replicas), *(rows.view(np.uint64) for rows in more)])

@@ -139,7 +139,7 @@ class Objects:
         rows, replicas = self._shard.get(self._now(), peer.handle, digests, ttl_ns)
         replicas = self._site.in_segments(replicas)
         if peer.asked:
-            told = self._granting.to_read(peer, rows, replicas)
+            told = self._granting.to_read(peer, digests, rows, replicas)
         else:
             told = words(replicas)
         return {"rows": words(rows), "replicas": told}

@@ -22,6 +22,7 @@ _COLUMNS = {
     "digests": "<u8",
     "sizes": "<i8",
     "checksums": "<u8",
+    "tags": "<u8",
     "generations": "<u4",
     "created_s": "<i8",
     "used_ns": "<i8",
@@ -42,6 +43,8 @@ _HELD = ("segments", "offsets", "sizes", "writers", "until_ns")
 def objects_record(objects: Objects) -> ObjectsRecord:
     """Return what is written of some objects."""
     columns = {name: _packed(getattr(objects, name), kind) for name, kind in _COLUMNS.items()}
+    if not objects.tags.any():
+        columns["tags"] = b""
     return ObjectsRecord(**columns, names=objects.names, group_names=objects.group_names)
 
 
@@ -49,6 +52,8 @@ def objects_in(record: ObjectsRecord) -> Objects:
     """Return the objects that a record tells of."""
     columns = {name: _column(name, record, kind) for name, kind in _COLUMNS.items()}
     columns["digests"] = columns["digests"].reshape(-1, 2)
+    if not record.tags:  # as those of who wrote none of them
+        columns["tags"] = np.zeros(len(columns["sizes"]), np.uint64)
     objects = Objects(**columns, names=record.names, group_names=record.group_names)
     objects.check()
     return objects

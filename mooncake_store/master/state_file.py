@@ -182,6 +182,8 @@ class ObjectsRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="objects"
     names: bytes
     groups: bytes
     group_names: tuple[str, ...]
+    tags: bytes = b""
+    """Of their content, for all or none."""
 
 
 class _EndRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):

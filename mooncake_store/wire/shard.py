@@ -322,6 +322,8 @@ PUT_END_SHOWN = Operation(
         _GENERATIONS,
         Column("checksums", "u8"),
         Column("receipts", "i8", rows="m"),
+        # Of the content, under a key of the namespace; 0 where it has none.
+        Column("tags", "u8"),
         rows=16 * BATCH_MAX,
     ),
     _STATUSES,

@@ -43,8 +43,9 @@ GET_ONE = _single(GET)
 PUT_END_ONE = _single(PUT_END)
 PUT_STARTED_ONE = SingleRow(PUT_START.reply, signed=True)
 """The reply to the put of one replica: PUT_ROW as a word, then REPLICA as two."""
-GET_SHOWN = SingleRow(GET.reply, signed=True, rows={"m": 2})
-"""What GET_ONE.reply is to who shows rights: two words more, the right to the replica."""
+GET_SHOWN = SingleRow(GET.reply, signed=True, rows={"m": 3})
+"""What GET_ONE.reply is to who shows rights: four words more, the right to the replica, and the tag
+of the content with a word that means nothing."""
 PUT_STARTED_SHOWN = SingleRow(PUT_START.reply, signed=True, rows={"m": 2})
 PUT_END_SHOWN_ONE = _single(PUT_END_SHOWN)
 

@@ -51,6 +51,7 @@ class Session:
         operation = wire.PUT_END
         if receipt is not None:
             operation, columns["receipts"] = wire.PUT_END_SHOWN, np.array([receipt], np.int64)
+            columns["tags"] = np.zeros(1, np.uint64)
         return self.call(operation, key, **columns).statuses.tolist()[0]
 
     def revoke(self, key, generation):

@@ -109,7 +109,7 @@ def objects_of(shard: Shard) -> dict[tuple[int, ...], Any]:
         found[key] = (
             int(record["state"]),
             int(record["size"]),
-            int(record["checksum"]) if readable else 0,
+            (int(record["checksum"]), int(shard.tags[row])) if readable else 0,
             int(record["flags"]) & ~Flag.TASK,
             replicas,
             int(cold["tenant"]),

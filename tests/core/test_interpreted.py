@@ -152,12 +152,15 @@ def rights_to_memory(seed):
         said += [rights, shard.unwritten(*given, np.array(shown[1:], np.int64))]
         assert said[-1].sum() == 1
         checksums = np.zeros(20, np.uint64)
-        said.append(shard.put_end_shown(*given, checksums, np.array(shown[1:], np.int64)))
+        tags = np.arange(1, 21, dtype=np.uint64)
+        said.append(shard.put_end_shown(*given, checksums, np.array(shown[1:], np.int64), tags))
         shard.put_end(0, client, digests, generations, checksums, asked=True)
     said += [shard.foreign(digests, 1)]
     assert said[-1].all()
     assert shard.foreign(digests, 0) is None
     rows, places = shard.get(0, client, digests, 10**9)
+    said.append(shard.tell_tags(0, digests, rows))
+    assert said[-1][:, 0].tolist() == [0, *range(2, 21)], "one ended without"
     return [*said, shard.rights_to_read(0, asking, rows, places)]
 
 

@@ -38,11 +38,15 @@ class Life:
             uuid = name.encode() * 16
             assert self.shard.mount(self.now, self.client, uuid, name, 16 * MIB, name)[0] == 0
 
-    def put(self, keys: list[int], nbytes: int = 1000, **options: object) -> np.ndarray:
+    def put(
+        self, keys: list[int], nbytes: int = 1000, *, tagged: bool = False, **options: object
+    ) -> np.ndarray:
         """Put objects whole; returns their generations."""
         generations = self.begin(keys, nbytes, **options)
         sums = np.array(keys, np.uint64)
-        ended = self.shard.put_end(self.now, self.client, digests_of(keys), generations, sums)
+        given = self.client, digests_of(keys), generations, sums
+        tags = sums + np.uint64(1 << 63) if tagged else None
+        ended = self.shard.put_end(self.now, *given, tags=tags)
         assert not ended.any()
         return generations
 
@@ -77,6 +81,47 @@ def test_objects_names_pins_groups_and_replicas_come_back() -> None:
     found = after.stat(life.now, digests_of([8])[0])
     assert found is not None
     assert (found.name, found.group, found.checksum) == (b"name/8", "g", 8)
+
+
+def test_tags_of_content_come_back_with_whoever_has_one() -> None:
+    """Whether it was told when a put ended, or with all of the row, and in whatever row it is."""
+    life = Life()
+    life.put([1, 2], tagged=True)
+    life.put([3, 4])
+    life.put([5], tagged=True, groups=("g",), hard_pin=True)
+    life.put([6, 7], tagged=True, replicas=2)
+    life.shard.rename(life.now, digests_of([2]), digests_of([20]), names_of(["other"]))
+    life.shard.remove(life.now, digests_of([1, 6]))
+    life.now += 2 * TTL
+    life.put([8, 9])  # in rows of such as had one
+    upserted = life.shard.upsert_start(
+        life.now, life.client, 0, digests_of([3, 7]), np.full(2, 1000, np.int64)
+    )[0]
+    tags = np.array([33, 0], np.uint64)
+    generations = np.ascontiguousarray(upserted["generation"])
+    given = digests_of([3, 7]), generations, tags
+    assert not life.shard.put_end(life.now, life.client, *given, tags=tags).any()
+    keys, tagged = digests_of([20, 3, 4, 5, 7, 8, 9]), 1 << 63
+    expected = [2 + tagged, 33, 0, 5 + tagged, 0, 0, 0]
+    for shard in (life.shard, life.again(), of_snapshot(life)):
+        rows, _ = shard.get(life.now, life.client, keys, 0)
+        assert not rows["status"].any()
+        told = shard.tell_tags(life.now, keys, rows).view(np.uint64)
+        assert told[:, 0].tolist() == expected
+    rows, _ = life.shard.get(life.now, life.client, keys[::-1], 0)
+    rows["generation"][-1] += 1  # as if another one had taken its place meanwhile
+    told = life.shard.tell_tags(life.now, keys[::-1], rows).view(np.uint64)
+    assert told[:, 0].tolist() == [*expected[:0:-1], 0]
+
+
+def of_snapshot(life: Life) -> Shard:
+    """Return the shard that is made of a whole snapshot alone."""
+    before = int(life.kept.ring.header[header.SNAPSHOT])
+    life.shard.journal.expect_snapshot()
+    while int(life.kept.ring.header[header.SNAPSHOT]) == before:
+        life.shard.tick(life.now)
+    life.kept.sink.forget(int(life.kept.ring.header[header.SNAPSHOT]))
+    return life.again()
 
 
 def test_what_was_removed_or_evicted_stays_away() -> None:

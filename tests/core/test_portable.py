@@ -15,7 +15,7 @@ def some_objects() -> Objects:
     """Two plain objects, one of two replicas, one of a group with a pin."""
     life = Life()
     life.put([1, 2])
-    life.put([3], replicas=2)
+    life.put([3], replicas=2, tagged=True)
     life.put([4], hard_pin=True, groups=("g",))
     (rows,) = readable_rows(life.shard)
     return objects_of(life.shard, rows)

@@ -116,6 +116,7 @@ class Writer:
         operation = wire.PUT_END
         if receipts is not None:
             given["receipts"], operation = np.array(receipts, np.int64), wire.PUT_END_SHOWN
+            given["tags"] = np.zeros(1, np.uint64)
         return Status(int(self.shard(name).call(operation, **given).statuses[0]))
 
     def write(self, place, right, value):
@@ -145,9 +146,9 @@ class Writer:
 
 
 def parted(replicas):
-    """Places, and the rights to them."""
+    """Places, and the rights to them; behind those to read is the tag of the content."""
     half = len(replicas) // 2
-    rights = np.ascontiguousarray(replicas[half:]).view(np.int64)
+    rights = np.ascontiguousarray(replicas[half : 2 * half]).view(np.int64)
     return as_records(replicas[:half], REPLICA), rights
 
 

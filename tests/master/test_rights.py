@@ -202,7 +202,7 @@ def test_a_tenant_finds_nothing_by_a_key_of_another(kept, tenant):
     assert bob.call(wire.EXISTS, digests=digests).present.tolist() == [0]
     assert bob.call(wire.FIND_PREFIX, digests=digests).length == 0
     got = bob.call(wire.GET, ttl_ms=1000, stop_at_miss=0, digests=digests)
-    assert len(got.replicas) == 0
+    assert got.replicas.tolist() == [[0, 0]], "neither place nor right, and no tag"
     one = digests[0].tobytes()
     assert not bob.cold(wire.STAT, wire.StatRequest(one)).found
     assert bob.cold(wire.SUBMIT_TASK, wire.SubmitTask(0, one, (0,))).status == Status.NOT_FOUND

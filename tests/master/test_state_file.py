@@ -145,7 +145,7 @@ def lived() -> Life:
     shard = life.shard
     shard.tenant("team", 5 * MIB)
     life.put([1, 2, 3])
-    life.put([4, 5], replicas=2)
+    life.put([4, 5], replicas=2, tagged=True)
     life.put([6], soft_pin=SoftPin.ENABLE, soft_pin_ttl_ns=TTL)
     life.put([7], hard_pin=True, soft_pin=SoftPin.ENABLE)
     life.put([8, 9, 10], groups=("g", "", "h"))

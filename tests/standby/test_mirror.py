@@ -41,11 +41,11 @@ class Leader:
         assert not rows["status"].any()
         return digests, rows["generation"]
 
-    def put(self, *keys):
+    def put(self, *keys, tags=None):
         """Begin and complete objects."""
         digests, generations = self.start(*keys)
-        checksums = np.full(len(keys), 7, np.uint64)
-        statuses = self.shard.put_end(self.now, self.client, digests, generations, checksums)
+        given = self.client, digests, generations, np.full(len(keys), 7, np.uint64)
+        statuses = self.shard.put_end(self.now, *given, tags=tags)
         assert not statuses.any()
 
     def reply(self, mirror, *, most=1 << 17, exact=False):
@@ -179,6 +179,25 @@ def test_leases_of_which_no_word_tells_keep_objects_after_a_promotion(leader, ma
         ends = leader.now + LIMITS.lease_ttl_max_ns
         assert led.shard.remove(ends - 1, digests_of([1]), False, 0)[0] == Status.HAS_LEASE
         assert led.shard.remove(ends + 1, digests_of([1]), False, 0)[0] == Status.OK
+    finally:
+        led.close()
+
+
+def test_who_is_promoted_has_the_tags_of_content(leader, make, tmp_path):
+    mirror = make()
+    leader.put(1, 2, tags=np.array([77, 1 << 63], np.uint64))
+    mirror.take(leader.reply(mirror, exact=True), leader.now)
+    until(lambda: mirror.state == "following")
+    leader.put(3)
+    leader.put(4, tags=np.array([99], np.uint64))
+    mirror.take(leader.reply(mirror, exact=True), leader.now)
+    mirror.close()
+    led = Keeper.open(LIMITS, ORIGIN, tmp_path / "copy", "written", leader.now)
+    try:
+        keys = digests_of([1, 2, 3, 4])
+        rows, _ = led.shard.get(leader.now, leader.client, keys, 0)
+        told = led.shard.tell_tags(leader.now, keys, rows).view(np.uint64)
+        assert told[:, 0].tolist() == [77, 1 << 63, 0, 99]
     finally:
         led.close()
 

@@ -10,10 +10,12 @@ import pytest
 import xxhash
 
 from tests.waiting import long_before
-from transfer_engine.kernels import moving, stream
+from transfer_engine.kernels import content_tags, moving, stream
 from transfer_engine.kernels.xxh3 import set_secret
+from transfer_engine.tagging import Tagging
 
 INT64_MAX = (1 << 63) - 1
+TAGGING = Tagging(b"a key of sixteen")
 
 
 def column(*values):
@@ -272,16 +274,18 @@ def test_warmup_compiles_every_kernel():
 
 
 def drive(sock, columns, receiving, tries=20_000):
-    """Call until all is moved; give the hashes."""
+    """Call until all is moved; give the hashes and the tags."""
     addresses, lengths, verdicts = columns
-    sums = np.zeros(lengths.size, np.uint64)
+    sums, tags = np.zeros((2, lengths.size), np.uint64)
+    known = TAGGING.schedule, np.zeros(content_tags.STATE_WORDS, np.uint64)
     work, state = np.zeros(stream.WORK_WORDS, np.int64), column(0, 0, 0, 0, 0)
     owner, iov = np.zeros(stream.HASH_WORDS, np.uint64), np.zeros(32, np.int64)
     for _ in range(tries):
-        args = (addresses, lengths, verdicts, sums, iov, work, owner, receiving, state)
+        wanted = sums, tags, iov, work, owner, *known
+        args = (addresses, lengths, verdicts, *wanted, receiving, state)
         code = int(stream.move_hashed(sock.fileno(), *args))
         if code == moving.MOVED_ALL:
-            return sums
+            return sums, tags
         assert code in (moving.MOVED_PART, 11), code
         os.sched_yield()
     raise AssertionError("the transfer never ended")
@@ -303,8 +307,8 @@ def test_data_is_hashed_as_it_passes_in_pieces_of_any_size():
         one.setblocking(False)
         other.setblocking(False)
         sending = pool.submit(drive, one, (source.ctypes.data + starts, lengths, verdicts), 0)
-        came = drive(other, (target.ctypes.data + starts, lengths, verdicts), 1)
-        left = sending.result(timeout=30)
+        came, tags_came = drive(other, (target.ctypes.data + starts, lengths, verdicts), 1)
+        left, tags_left = sending.result(timeout=30)
     for at, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
         there = target[start : start + length]
         if verdicts[at]:
@@ -313,6 +317,8 @@ def test_data_is_hashed_as_it_passes_in_pieces_of_any_size():
         assert np.array_equal(there, source[start : start + length])
         expected = xxhash.xxh3_64_intdigest(there.tobytes())
         assert [int(left[at]), int(came[at])] == [expected] * 2
+        expected = TAGGING.one(there.ctypes.data, length)
+        assert [int(tags_left[at]), int(tags_came[at])] == [expected] * 2
 
 
 def test_a_peer_that_keeps_up_does_not_keep_the_deadline_from_being_looked_at():
@@ -330,11 +336,11 @@ def test_a_peer_that_keeps_up_does_not_keep_the_deadline_from_being_looked_at():
         receiving = pool.submit(receive)
         work, state = np.zeros(stream.WORK_WORDS, np.int64), column(0, 0, 0, 0, 0)
         owner, iov = np.zeros(stream.HASH_WORDS, np.uint64), np.zeros(32, np.int64)
-        sums, verdicts = np.zeros(1, np.uint64), statuses(1, 0)
+        sums, verdicts, none = np.zeros(1, np.uint64), statuses(1, 0), np.zeros(0, np.uint64)
         memory = column(source.ctypes.data), column(nbytes), verdicts
+        wanted = sums, none, iov, work, owner, none, none
         codes = [
-            int(stream.move_hashed(one.fileno(), *memory, sums, iov, work, owner, 0, state))
-            for _ in range(3)
+            int(stream.move_hashed(one.fileno(), *memory, *wanted, 0, state)) for _ in range(3)
         ]
         receiving.result(timeout=30)
     assert codes == [moving.MOVED_PART, moving.MOVED_PART, moving.MOVED_ALL]

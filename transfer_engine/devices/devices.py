@@ -31,6 +31,7 @@ import xxhash
 from transfer_engine.base import CANCELLED, REFUSED, Batch
 from transfer_engine.errors import InvalidArgumentError
 from transfer_engine.staging import windows
+from transfer_engine.tagging import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from transfer_engine.base import Columns, RemoteSegment, Transport
     from transfer_engine.segments.mapping import Mapping
     from transfer_engine.staging import StagingPool, Window
+    from transfer_engine.tagging import Tagging
 
 __all__ = [
     "Device",
@@ -214,6 +216,7 @@ class StagedBatch:
         if self._host.size:
             with batch.part(self._host) as part:
                 transport.move(target, part)
+                part.make_tags()
         for share in self._shares:
             with batch.part(np.sort(np.concatenate(share.requests))) as part:
                 _DeviceMove(share, transport, target, part).run()
@@ -233,15 +236,18 @@ class _DeviceMove:
         self._target = target
         self._batch = batch
         self._hashers: dict[int, Any] = {}
+        self._streams: dict[int, Stream] = {}
+        # Whether the bytes have to pass through memory of the host on their way.
+        self._seen = batch.checksums is not None or batch.tagging is not None
 
     def run(self) -> None:
         """Move over the shortest way there is."""
-        if self._transport.takes_device_memory and self._batch.checksums is None:
+        if self._transport.takes_device_memory and not self._seen:
             self._fence.wait()
             self._transport.move(self._target, self._batch)
             return
         mapping = None
-        if self._batch.checksums is None:
+        if not self._seen:
             mapping = self._transport.memory(self._target)
         with self._device.queue() as queue:
             queue.after(self._fence)
@@ -332,6 +338,8 @@ class _DeviceMove:
             batch.receipts[window.owners] = part.receipts
         if batch.checksums is not None:
             self._hash(window, piece, batch.checksums)
+        if batch.tagging is not None and batch.tags is not None:
+            self._tag(window, piece, batch.tagging, batch.tags)
 
     def _hash(self, window: Window, piece: Mapping, checksums: NDArray[np.uint64]) -> None:
         """Carry the checksum of each request on over its next bytes."""
@@ -341,6 +349,16 @@ class _DeviceMove:
             hasher = self._hashers.setdefault(owner, xxhash.xxh3_64())
             hasher.update(memory[position : position + length])
             checksums[owner] = hasher.intdigest()
+
+    def _tag(
+        self, window: Window, piece: Mapping, tagging: Tagging, tags: NDArray[np.uint64]
+    ) -> None:
+        """Carry the tag of each request on over its next bytes."""
+        columns = (window.owners, piece.address + window.positions, window.lengths)
+        for owner, address, length in zip(*(column.tolist() for column in columns), strict=True):
+            stream = self._streams.setdefault(owner, Stream(tagging))
+            stream.take(address, length)
+            tags[owner] = stream.tag()
 
     def _windows(self) -> Iterator[Window]:
         """Cut the batch into what fits into one piece of staging memory each."""

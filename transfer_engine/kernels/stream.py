@@ -1,4 +1,4 @@
-"""Data of a batch through a socket, hashed while it is in the cache.
+"""Data of a batch through a socket, hashed and tagged while it is in the cache.
 
 Sending, or receiving, a whole batch and hashing it afterwards reads all memory twice; here it
 passes in windows that fit into the second-level cache, each hashed right before it leaves or right
@@ -10,7 +10,7 @@ arguments, like those of `moving`.
 import numpy as np
 
 from kernel_cache import njit
-from transfer_engine.kernels import xxh3
+from transfer_engine.kernels import content_tags, xxh3
 from transfer_engine.kernels.moving import MOVED_ALL, MOVED_PART, move_iov
 from transfer_engine.kernels.primitives import STRIPE_BYTES, STRIPES_PER_BLOCK, accumulate, copy
 
@@ -82,29 +82,51 @@ def _gather(addresses, lengths, statuses, iov, work):
 
 
 @njit(cache=True, nogil=True)
-def _hash_window(addresses, lengths, statuses, sums, work, hashing):
+def _tag_piece(address, length, begin, end, schedule, tagged):
+    """Tag [begin, end) of one range; returns the tag of the range once end is its length, else 0.
+
+    tagged: what was tagged of the range so far. O(end - begin).
+    """
+    if begin == 0 and end == length:
+        return content_tags.tag_one(address, length, schedule)
+    if begin == 0:
+        content_tags.begin(schedule, tagged)
+    content_tags.absorb(schedule, tagged, address + begin, end - begin)
+    return content_tags.tag_of(schedule, tagged) if end == length else U64(0)
+
+
+@njit(cache=True, nogil=True)
+def _hash_window(addresses, lengths, statuses, sums, tags, work, hashing, schedule, tagged):
     """Hash from (work[0], work[1]) to (work[2], work[3]). O(bytes of the window)."""
     at, begin = work[0], work[1]
     while at < work[2] or (at == work[2] and begin < work[3]):
         end = lengths[at] if at < work[2] else work[3]
         if statuses[at] == 0:
-            found = _hash_piece(addresses[at], lengths[at], begin, end, hashing)
-            if end == lengths[at]:
-                sums[at] = found
+            address, length = addresses[at], lengths[at]
+            if sums.size > 0:
+                found = _hash_piece(address, length, begin, end, hashing)
+                if end == length:
+                    sums[at] = found
+            if tags.size > 0:
+                tags[at] = _tag_piece(address, length, begin, end, schedule, tagged)
         if at == work[2]:
             break
         at, begin = at + 1, np.int64(0)
 
 
 @njit(cache=True, nogil=True)
-def move_hashed(fd, addresses, lengths, statuses, sums, iov, work, owner, receiving, state):
+def move_hashed(
+    fd, addresses, lengths, statuses, sums, tags, iov, work, owner, schedule, tagged, receiving,
+    state,
+):  # fmt: skip
     """Send, or receive, the ranges whose status is 0, and put their XXH3_64 into sums.
 
-    sums: uint64[n]. work: int64[WORK_WORDS], zero at the start: where the window begins and ends,
-    as (range, byte of it). owner: uint64[HASH_WORDS], what is hashed of the range under way. iov,
-    state: as `move_iov`, then [phase, pauses]; zero at the start. Returns as `move_iov`, MOVED_PART
-    also now and then, because a peer that keeps up would keep a deadline from being looked at.
-    O(bytes).
+    Their tags by a schedule go into tags; see `content_tags`. sums, tags: uint64[n], or empty where
+    nobody asks for them. work: int64[WORK_WORDS], zero at the start: where the window begins and
+    ends, as (range, byte of it). owner: uint64[HASH_WORDS], what is hashed of the range under way,
+    and tagged: uint64[STATE_WORDS], or empty, what is tagged of it. iov, state: as `move_iov`, then
+    [phase, pauses]; zero at the start. Returns as `move_iov`, MOVED_PART also now and then, because
+    a peer that keeps up would keep a deadline from being looked at. O(bytes).
     """
     windows = 0
     hashing = owner.ctypes.data
@@ -115,13 +137,15 @@ def move_hashed(fd, addresses, lengths, statuses, sums, iov, work, owner, receiv
             if work[0] == 0 and work[1] == 0:
                 xxh3.set_secret(owner)
             if receiving == 0:
-                _hash_window(addresses, lengths, statuses, sums, work, hashing)
+                _hash_window(
+                    addresses, lengths, statuses, sums, tags, work, hashing, schedule, tagged
+                )
             state[0], state[1], state[2], state[3] = 0, entries, 0, _MOVE
         code = move_iov(fd, iov, receiving, state)
         if code != MOVED_ALL:
             break
         if receiving != 0:
-            _hash_window(addresses, lengths, statuses, sums, work, hashing)
+            _hash_window(addresses, lengths, statuses, sums, tags, work, hashing, schedule, tagged)
         work[0], work[1], state[3] = work[2], work[3], _GATHER
         windows += 1
         if windows == WINDOWS_MAX and work[0] < addresses.size:
@@ -140,6 +164,8 @@ def warmup() -> None:
     statuses = np.zeros(1, dtype=np.int32)
     sums = np.zeros(1, dtype=np.uint64)
     owner = np.zeros(HASH_WORDS, dtype=np.uint64)
+    schedule = np.zeros(content_tags.SCHEDULE_WORDS, dtype=np.uint64)
+    tagged = np.zeros(content_tags.STATE_WORDS, dtype=np.uint64)
     one, other = socket.socketpair()
     with one, other:
         for sock, receiving in ((one, 0), (other, 1)):
@@ -147,6 +173,6 @@ def warmup() -> None:
             state = np.zeros(5, dtype=np.int64)
             iov = np.zeros(4, dtype=np.int64)
             move_hashed(
-                sock.fileno(), addresses, lengths, statuses, sums, iov, work, owner, receiving,
-                state,
+                sock.fileno(), addresses, lengths, statuses, sums, sums, iov, work, owner,
+                schedule, tagged, receiving, state,
             )  # fmt: skip

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from transfer_engine.errors import PeerLostError, RemoteProtocolError, TransferTimeoutError
-from transfer_engine.kernels import moving, serving, stream, used_rights, xxh3
+from transfer_engine.kernels import content_tags, moving, serving, stream, used_rights, xxh3
 from transfer_engine.rpc.address import tune
 from transfer_engine.rpc.entrance import GROWTH_BYTES, tcp_bytes
 from transfer_engine.rpc.spinning import SPIN_NS
@@ -133,6 +133,7 @@ _ASKED_WAIT_S = 1.0
 # Moved by Python between two looks at when rights end.
 _PIECE_BYTES = 4 << 20
 _NO_RIGHTS: Columns = np.zeros((0, 2), dtype=np.int64)
+_NO_WORDS = np.zeros(0, dtype=np.uint64)
 
 
 def identity(role: str, instance: bytes = b"", features: tuple[str, ...] = ()) -> Identity:
@@ -371,7 +372,7 @@ class Link:
         rights = _NO_RIGHTS if batch.rights is None else batch.rights
         spins = self._spins(total if writing and lengths.size == 1 else 0)
         little = total <= stream.WINDOW_BYTES
-        apart = 0 if sums is None or little else 1
+        apart = 0 if little or (sums is None and batch.tags is None) else 1
         if sums is not None and little and writing:
             xxh3.xxh3_64_ranges(addresses, lengths, SEED, sums)
         asking = (
@@ -437,13 +438,20 @@ class Link:
         return 0 if self._rest else _SPINS + min(taking // _SPIN_BYTES, 4 * _SPINS)
 
     def _move_hashed(self, batch: Batch, *, receive: bool) -> None:
-        """Move the data of a request and fill its checksums."""
+        """Move the data of a request and fill its checksums and tags."""
         work = np.zeros(stream.WORK_WORDS, dtype=np.int64)
         owner = np.zeros(stream.HASH_WORDS, dtype=np.uint64)
+        sums, tags, schedule, tagged = batch.checksums, batch.tags, _NO_WORDS, _NO_WORDS
+        if tags is None or batch.tagging is None:
+            tags = _NO_WORDS
+        else:
+            schedule = batch.tagging.schedule
+            tagged = np.empty(content_tags.STATE_WORDS, dtype=np.uint64)
         self._state[:] = 0
         self._drive(
             stream.move_hashed, batch.addresses, batch.lengths, batch.statuses,
-            batch.checksums, self._iov, work, owner, 1 if receive else 0,
+            _NO_WORDS if sums is None else sums, tags, self._iov, work, owner, schedule, tagged,
+            1 if receive else 0,
         )  # fmt: skip
 
     def _learn(self, spins: int, *, helped: bool) -> None:

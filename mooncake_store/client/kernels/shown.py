@@ -1,9 +1,9 @@
 """Compiled loops of a client that shows rights: the rights in its lease table, and of replicas.
 
-Beside the lease table of `reading.py` stands a second one, RIGHT_WORDS a row of it: tag, stamp, and
-until when the right holds, in nanoseconds of the monotonic clock. A lease may be prolonged, a right
-is not, so what is planned from the table needs both. What needs no right has a stamp of 0, and it
-holds for ever.
+Beside the lease table of `reading.py` stands a second one, RIGHT_WORDS a row of it: tag, stamp,
+until when the right holds, in nanoseconds of the monotonic clock, and the tag of the content. A
+lease may be prolonged, a right is not, so what is planned from the table needs both. What needs no
+right has a stamp of 0, and it holds for ever.
 
 Clients of which nobody asks rights have none of this. Callers hold the lock of the table. O(n).
 """
@@ -47,7 +47,7 @@ def _right_of(row):
 
 
 @njit(cache=True, nogil=True)
-def _enter(table, rights, low, high, tag, stamp, until):
+def _enter(table, rights, low, high, tag, stamp, until, content):
     """Enter the right that came with a lease, if that is in the table. O(WAYS)."""
     row = _find(table, low, high)
     if row < 0:
@@ -55,11 +55,15 @@ def _enter(table, rights, low, high, tag, stamp, until):
     at = _right_of(row)
     rights[at, 0], rights[at, 1] = tag, stamp
     rights[at, 2] = until - EARLIER_NS if stamp != 0 else _FOR_EVER
+    rights[at, 3] = content
 
 
 @njit(cache=True, nogil=True)
-def lookup_shown(table, rights, digests, now, cols, chosen):
-    """Do as `lookup`, with the right of each key in `chosen`; without one it is MISSING. O(n)."""
+def lookup_shown(table, rights, digests, now, cols, chosen, contents):
+    """Do as `lookup`, with the right of each key in `chosen`; without one it is MISSING. O(n).
+
+    contents[i] = the tag of its content.
+    """
     hits = lookup(table, digests, now, cols)
     for i in range(digests.shape[0]):
         if cols[STATUS, i] != FOUND:
@@ -70,60 +74,80 @@ def lookup_shown(table, rights, digests, now, cols, chosen):
             hits -= 1
             continue
         chosen[i, 0], chosen[i, 1] = rights[at, 0], rights[at, 1]
+        contents[i] = rights[at, 3]
     return hits
 
 
 @njit(cache=True, nogil=True)
 def lookup_one_shown(table, rights, low, high, now):
-    """Do as `lookup_one`, taking none; its words, then tag and stamp. O(WAYS)."""
+    """Do as `lookup_one`, taking none; its words, tag, stamp, tag of its content. O(WAYS)."""
     end, size, checksum, generation, segment, offset = lookup_one(table, low, high, now, 0)
     if end == 0:
-        return end, size, checksum, generation, segment, offset, np.int64(0), np.int64(0)
+        none = np.int64(0)
+        return end, size, checksum, generation, segment, offset, none, none, none
     at = _right_of(_find(table, low, high))
     if rights[at, 2] <= now:
         end = np.int64(0)
-    return end, size, checksum, generation, segment, offset, rights[at, 0], rights[at, 1]
+    tag, stamp, content = rights[at, 0], rights[at, 1], rights[at, 3]
+    return end, size, checksum, generation, segment, offset, tag, stamp, content
 
 
 @njit(cache=True, nogil=True)
-def remember_shown(table, rights, digests, index, now, cols, chosen):
-    """Do as `remember`, with the right of each key. O(n * WAYS)."""
+def content_of(table, rights, low, high):
+    """The tag of the content of a key, 0 where it has none or is not there. O(WAYS)."""
+    row = _find(table, low, high)
+    return rights[_right_of(row), 3] if row >= 0 else np.int64(0)
+
+
+@njit(cache=True, nogil=True)
+def remember_shown(table, rights, digests, index, now, cols, chosen, contents):
+    """Do as `remember`, with the right and the tag of the content of each key. O(n * WAYS)."""
     latest = remember(table, digests, index, now, cols)
     for j in range(index.shape[0]):
         i = index[j]
         if cols[STATUS, i] == FOUND and cols[UNTIL, i] > now:
             low, high = digests[i, 0], digests[i, 1]
-            _enter(table, rights, low, high, chosen[i, 0], chosen[i, 1], cols[UNTIL, i])
+            tag, stamp = chosen[i, 0], chosen[i, 1]
+            _enter(table, rights, low, high, tag, stamp, cols[UNTIL, i], contents[i])
     return latest
 
 
 @njit(cache=True, nogil=True)
 def take_single_shown(
-    table, rights, low, high, size, checksum, left, last, offset, segment, tag, stamp, sent, now,
-    targets,
+    table, rights, low, high, size, checksum, left, last, offset, segment, tag, stamp, content,
+    _, sent, now, targets,
 ):  # fmt: skip
-    """Do as `take_single` with the right to that replica; its words, then tag and stamp. O(1)."""
+    """Do as `take_single` with the right to that replica, and the tag of its content.
+
+    Returns its words, tag, stamp and the tag of the content. O(1).
+    """
     end, size, checksum, generation, segment, offset = take_single(
         table, low, high, size, checksum, left, last, offset, segment, sent, now, targets
     )
     if end != 0:
-        _enter(table, rights, low, high, tag, stamp, end)
-    return end, size, checksum, generation, segment, offset, tag, stamp
+        _enter(table, rights, low, high, tag, stamp, end, content)
+    return end, size, checksum, generation, segment, offset, tag, stamp, content
 
 
 @njit(cache=True, nogil=True)
-def take_one_shown(table, rights, low, high, rows, replicas, shown, sent, now, targets, turn):
-    """Do as `take_one` with the rights to these replicas; its words, tag and stamp. O(replicas)."""
+def take_one_shown(
+    table, rights, low, high, rows, replicas, shown, contents, sent, now, targets, turn
+):
+    """Do as `take_one` with the rights to these replicas, and the tag of their content.
+
+    Returns its words, tag, stamp and the tag of the content. O(replicas).
+    """
     end, size, checksum, generation, segment, offset = take_one(
         table, low, high, rows, replicas, sent, now, targets, turn
     )
-    tag, stamp = np.int64(0), np.int64(0)
+    tag, stamp, content = np.int64(0), np.int64(0), np.int64(0)
     if end != 0:
+        content = contents[0, 0]
         for r in range(shown.shape[0]):
             if replicas[r, 0] == offset and replicas[r, 1] & _LOWER == segment:
                 tag, stamp = shown[r, 0], shown[r, 1]
-        _enter(table, rights, low, high, tag, stamp, end)
-    return end, size, checksum, generation, segment, offset, tag, stamp
+        _enter(table, rights, low, high, tag, stamp, end, content)
+    return end, size, checksum, generation, segment, offset, tag, stamp, content
 
 
 @njit(cache=True, nogil=True)
@@ -151,9 +175,10 @@ def warmup() -> None:
     targets = np.zeros((2, 1), np.int64)
     rows = np.frombuffer(bytes(32), np.int64).reshape(1, 4)
     replicas = np.frombuffer(bytes(16), np.int64).reshape(1, 2)
-    lookup_shown(table, rights, digests, 1, cols, chosen)
+    lookup_shown(table, rights, digests, 1, cols, chosen, index)
     lookup_one_shown(table, rights, 1, 1, 1)
-    remember_shown(table, rights, digests, index, 1, cols, chosen)
-    take_single_shown(table, rights, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, targets)
-    take_one_shown(table, rights, 1, 1, rows, replicas, replicas, 1, 1, targets, 0)
+    content_of(table, rights, 1, 1)
+    remember_shown(table, rights, digests, index, 1, cols, chosen, index)
+    take_single_shown(table, rights, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, targets)
+    take_one_shown(table, rights, 1, 1, rows, replicas, replicas, replicas, 1, 1, targets, 0)
     pick(index, replicas, replicas, cols, chosen)

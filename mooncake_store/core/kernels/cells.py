@@ -6,8 +6,9 @@ decides, a cell read twice does no harm, and a snapshot is nothing but rows that
 once more.
 
     ROW_CELL      the row, its cold columns with the length of its name for the reference, its pin,
-                  (offset, segment | state << 16) of each further replica, its name
-    ENDED_CELL    an ordinary put was completed: generation and checksum
+                  (offset, segment | state << 16) of each further replica, its name, and the tag
+                  of its content if it has one
+    ENDED_CELL    an ordinary put was completed: generation and checksum, and such a tag
     FREED_CELL    the row holds nothing
 
 Kinds from TOLD on are for `journal.py`; here they only end a run. Words that were read from files
@@ -45,11 +46,14 @@ from mooncake_store.core.context import (
     ROW_WORDS,
     ROWS,
     TABLE,
+    TAGS,
+    TAGS_USED,
     TALLY,
 )
 from mooncake_store.core.kernels.columns import column
 from mooncake_store.core.kernels.names import LENGTH_BITS, LENGTH_MASK, give_blocks, take_blocks
 from mooncake_store.core.kernels.table import ROWS_HIGH, clear_row, give_link, take_link
+from mooncake_store.core.kernels.tags import tag_in
 from mooncake_store.core.records import COLD, OVERFLOW, ROW
 
 ROW_CELL, ENDED_CELL, FREED_CELL, TOLD = 1, 2, 3, 4
@@ -57,16 +61,25 @@ ROW_MASK = MARK_ENDED - 1
 
 PIN = 12
 """Where in a ROW_CELL the end of the pin stands, after eight words of the row and three of `cold`;
-further replicas and the name follow."""
+further replicas, the name and the tag follow."""
 NAME_LENGTH = 9
 ENDED_WORDS = 3
-CELL_WORDS_MAX = PIN + 1 + 2 * 63 + 512
+CELL_WORDS_MAX = PIN + 1 + 2 * 63 + 512 + 1
 
 
 @njit(**KERNEL, inline="always")
 def put_word(cells, at, word):
     """Write a word at a position of the endless stream."""
     cells[at & (cells.shape[0] - 1)] = word
+
+
+@njit(**KERNEL, inline="always")
+def keep_tag(context, row, tag):
+    """Keep the tag of the content of a row that becomes readable, 0 for none. O(1)."""
+    if tag != 0:
+        context[TAGS_USED] = 1
+    if context[TAGS_USED] != 0:
+        column(context, TAGS, INT64)[row] = tag
 
 
 @njit(**KERNEL)
@@ -90,7 +103,8 @@ def write_row(context, row, at):
     links = links_of(rows, overflow, row)
     length = cold[row].name_ref & LENGTH_MASK
     name_words = (length + 7) >> 3
-    words = PIN + 1 + 2 * links + name_words
+    tag = tag_in(context, rows, row)
+    words = PIN + 1 + 2 * links + name_words + (tag != 0)
     put_word(cells, at, ROW_CELL | links << 8 | words << 16 | row << 32)
     for j in range(8):
         put_word(cells, at + 1 + j, row_words[8 * row + j])
@@ -110,6 +124,8 @@ def write_row(context, row, at):
     first = cold[row].name_ref >> LENGTH_BITS
     for j in range(name_words):
         put_word(cells, at + j, names[first + j])
+    if tag != 0:
+        put_word(cells, at + name_words, tag)
     return words
 
 
@@ -130,10 +146,14 @@ def write_marked(context, first, room):
             put_word(cells, at, FREED_CELL | 1 << 16 | row << 32)
             at += 1
         elif marks[place] & MARK_ENDED:
-            put_word(cells, at, ENDED_CELL | ENDED_WORDS << 16 | row << 32)
+            tag = tag_in(context, rows, row)
+            words = ENDED_WORDS + (tag != 0)
+            put_word(cells, at, ENDED_CELL | words << 16 | row << 32)
             put_word(cells, at + 1, np.int64(rows[row].generation))
             put_word(cells, at + 2, np.int64(rows[row].checksum))
-            at += ENDED_WORDS
+            if tag != 0:
+                put_word(cells, at + 3, tag)
+            at += words
         else:
             at += write_row(context, row, at)
         place += 1
@@ -182,9 +202,11 @@ def words_marked(context):
         row = marks[place] & ROW_MASK
         if rows[row].state == 0:
             words += 1
-        elif marks[place] & MARK_ENDED:
-            words += ENDED_WORDS
         else:
+            words += tag_in(context, rows, row) != 0
+            if marks[place] & MARK_ENDED:
+                words += ENDED_WORDS
+                continue
             length = cold[row].name_ref & LENGTH_MASK
             words += PIN + 1 + 2 * links_of(rows, overflow, row) + ((length + 7) >> 3)
     return words
@@ -248,7 +270,7 @@ def keep_name(context, cells, at, length):
 
 
 @njit(**KERNEL)
-def read_row(context, cells, at, row, links, length):
+def read_row(context, cells, at, row, links, length, tag):
     """Make a row what its cell says. False where the further replicas or names find no room."""
     rows, cold = column(context, ROWS, ROW), column(context, COLD_ROWS, COLD)
     row_words, cold_words = column(context, ROW_WORDS, INT64), column(context, COLD_WORDS, INT64)
@@ -261,6 +283,7 @@ def read_row(context, cells, at, row, links, length):
     cold[row].name_ref = 0
     rows[row].more = -1
     column(context, PIN_ENDS, INT64)[row] = cells[at + PIN]
+    keep_tag(context, row, tag)
     at += PIN + 1
     last = -1
     for _ in range(links):
@@ -303,19 +326,22 @@ def read_cells(context, cells, first):
             if words <= PIN:
                 break
             length = cells[at + NAME_LENGTH]
-            if length < 0 or words != PIN + 1 + 2 * links + ((length + 7) >> 3):
+            tags = words - (PIN + 1 + 2 * links + ((length + 7) >> 3))
+            if length < 0 or tags < 0 or tags > 1:
                 break
-            if not read_row(context, cells, at, row, links, length):
+            tag = cells[at + words - 1] if tags else np.int64(0)
+            if not read_row(context, cells, at, row, links, length, tag):
                 break
             high = max(high, row + 1)
         elif kind == FREED_CELL:
             vacate(context, row)
-        elif words != ENDED_WORDS:
+        elif words != ENDED_WORDS and words != ENDED_WORDS + 1:
             break
         else:
             if rows[row].state == WRITING and np.int64(rows[row].generation) == cells[at + 1]:
                 rows[row].state = READABLE
                 rows[row].checksum = np.uint64(cells[at + 2])
+                keep_tag(context, row, cells[at + 3] if words > ENDED_WORDS else np.int64(0))
                 rows[row].lease_end = 0
                 rows[row].holders = 0
         at += words

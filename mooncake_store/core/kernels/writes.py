@@ -83,6 +83,7 @@ from mooncake_store.core.context import (
     TIERS,
     UINT16,
 )
+from mooncake_store.core.kernels.cells import keep_tag
 from mooncake_store.core.kernels.columns import column
 from mooncake_store.core.kernels.reads import first_offset
 from mooncake_store.core.kernels.table import (
@@ -432,8 +433,15 @@ def passed(rows, cold, row, generation):
     return 0 < (newest - np.int64(generation)) & 0xFFFFFFFF < 0x80000000
 
 
+@njit(**KERNEL, inline="always")
+def keep_sums(context, rows, row, checksums, tags, i):
+    """Keep the checksum of an object that was written, and its tag if tags came."""
+    rows[row].checksum = checksums[i]
+    keep_tag(context, row, tags[i] if tags.shape[0] > 0 else np.int64(0))
+
+
 @njit(**KERNEL)
-def complete(context, now, client, digests, generations, checksums, status, done):
+def complete(context, now, client, digests, generations, checksums, tags, status, done):
     """End puts; `done` lists the rows that became readable, and each is an event.
 
     Returns (their number, whether any needs special care): SWAP marks a completed second
@@ -462,7 +470,7 @@ def complete(context, now, client, digests, generations, checksums, status, done
                 elif rows[twin].flags & DOOMED:
                     status[i] = OK  # ended by an earlier entry of this batch
                 else:
-                    rows[twin].checksum = checksums[i]
+                    keep_sums(context, rows, twin, checksums, tags, i)
                     rows[twin].flags |= DOOMED
                     status[i] = SWAP
                     special = True
@@ -479,7 +487,7 @@ def complete(context, now, client, digests, generations, checksums, status, done
         else:
             status[i] = OK
             rows[row].state = READABLE
-            rows[row].checksum = checksums[i]
+            keep_sums(context, rows, row, checksums, tags, i)
             rows[row].lease_end = rows[row].holders = 0
             short += missing(rows, cold, row)
             written += rows[row].size
