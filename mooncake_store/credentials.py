@@ -62,6 +62,8 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
+_STRANGER_LOOK_S = 0.1
+"""For who is not known: he may have been made just now, and waits."""
 _FILE_BYTES_MAX = 1 << 16
 _PROOFS_HELD = 7
 _SUFFIX, KEYS_SUFFIX = ".json", ".key"
@@ -143,6 +145,8 @@ class NamedKeyring(Keyring):
         if not principal:
             return self._shared.accepted("")
         self._look()
+        if principal not in self._entries:
+            self._look(_STRANGER_LOOK_S)
         entry = self._entries.get(principal)
         if entry is None:
             return ()
@@ -159,10 +163,10 @@ class NamedKeyring(Keyring):
             for key in entry.keys(rights.principal, now)
         )  # fmt: skip
 
-    def _look(self) -> None:
+    def _look(self, every_s: float | None = None) -> None:
         """Read what has changed, once in a while."""
         now = time.monotonic()
-        if now - self._looked_at >= LOOK_S:
+        if now - self._looked_at >= (LOOK_S if every_s is None else every_s):
             self._looked_at = now
             self._read(strict=False)
 

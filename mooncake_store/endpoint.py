@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 from mooncake_store.units import MIB, VALUE_MAX, format_size, parse_size
 from transfer_engine.errors import ConfigError, InvalidArgumentError
-from transfer_engine.wire.keyring import SECRET_BYTES_MIN
 
 __all__ = [
     "ETCD_PORT",
@@ -249,6 +248,8 @@ def read_secret(path: str) -> bytes:
     Raises:
         ConfigError: as `read_private` does, or it is shorter than 16 bytes.
     """
+    from transfer_engine.wire.keyring import SECRET_BYTES_MIN  # Only who has a secret needs it.
+
     path, value = read_private(path, SECRET_BYTES_MAX + 1)
     value = value.rstrip(b"\r\n")
     if not SECRET_BYTES_MIN <= len(value) <= SECRET_BYTES_MAX:
