@@ -32,7 +32,7 @@ from transfer_engine.kernels.siphash import (
 )
 
 READ, WRITE, WRITTEN = 1, 2, 3
-TICK_MS = 4
+TICK_MS = 16
 GENERATION_BITS = 24
 GENERATION_MASK = (1 << GENERATION_BITS) - 1
 _KIND_BITS = 56

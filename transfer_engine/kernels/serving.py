@@ -50,7 +50,7 @@ from transfer_engine.kernels.moving import (
     move_some,
 )
 from transfer_engine.kernels.primitives import finish_streaming, load64
-from transfer_engine.kernels.rights import READ, TICK_MS, WRITE, WRITTEN, tags_of
+from transfer_engine.kernels.rights import READ, WRITE, WRITTEN, tags_of
 from transfer_engine.kernels.system import epoch_ms, last_errno, now_ns
 from transfer_engine.kernels.used_rights import claim, give_back, judge, make
 
@@ -72,6 +72,8 @@ ASKED, MAY_WRITE, WAITS_MS, NAMESPACES = 0, 1, 2, 3
 _GUARDED, _KEY_LOW, _KEY_HIGH, _NAMESPACE = 6, 7, 8, 9
 
 _PIECE_BYTES = 4 << 20
+# The kernel may wait for so much longer than rights hold.
+_NEAR_MS = 4
 
 # Phases in state[3].
 JUDGE, TAKE, REPLY, NEXT, HEAD, COLUMNS = 0, 1, 2, 3, 4, 5
@@ -245,7 +247,7 @@ def _move(fd, iov, receive, peer, state):
         if state[_NOW_MS] == 0:
             _look_at_clock(state)
         left, state[_NOW_MS] = state[ENDS] - state[_NOW_MS], 0
-        if left <= 0 or left + TICK_MS < peer[WAITS_MS]:
+        if left <= 0 or left + _NEAR_MS < peer[WAITS_MS]:
             return np.int64(ENDING)
         code = move_some(fd, iov, receive, _PIECE_BYTES, state)
         if code != MOVED_ALL:
