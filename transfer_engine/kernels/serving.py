@@ -52,7 +52,7 @@ from transfer_engine.kernels.moving import (
 from transfer_engine.kernels.primitives import finish_streaming, load64
 from transfer_engine.kernels.rights import READ, WRITE, WRITTEN, tags_of
 from transfer_engine.kernels.system import epoch_ms, last_errno, now_ns
-from transfer_engine.kernels.used_rights import claim, give_back, judge, make
+from transfer_engine.kernels.used_rights import claim, give_back, judge, look_up, make
 
 _recv = ExternalFunction("recv", types.intp(types.int32, types.intp, types.uintp, types.int32))
 _sched_yield = ExternalFunction("sched_yield", types.int32())
@@ -174,6 +174,8 @@ def _permitted(message, row, shown, writing, version, peer, used, statuses, stat
     key_low, key_high = row[_KEY_LOW], row[_KEY_HIGH]
     now_ms = epoch_ms(state[_CLOCK:]) + version[CLOCK_MS]
     kind = WRITE if writing else READ
+    if writing:
+        look_up(used, tags)  # the lines come while tags are made
     refused, ends = judge(key_low, key_high, offsets, lengths, tags, stamps, kind, now_ms, statuses)
     if refused == 0 and writing:
         refused = claim(used, tags, stamps, now_ms, statuses)
@@ -352,5 +354,5 @@ def warmup() -> None:
         serve(
             one.fileno(), message, np.zeros(8, dtype=np.int64), fixed, rows, version, 1,
             np.zeros(2, dtype=np.int64), np.zeros(1, dtype=np.int64), 0,
-            np.zeros(NAMESPACES, dtype=np.int64), make(2), np.zeros(STATE_WORDS, dtype=np.int64),
+            np.zeros(NAMESPACES, dtype=np.int64), make(4), np.zeros(STATE_WORDS, dtype=np.int64),
         )  # fmt: skip
