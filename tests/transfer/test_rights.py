@@ -474,7 +474,7 @@ def test_one_tag_that_is_wrong_is_found_among_others(kernel, count):
             shown[at] ^= np.int64(-1 << bit) if bit else 1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=False)
 def in_line(address, tag, now_ms):
     return used_rights.in_line(address, tag, now_ms)
 
