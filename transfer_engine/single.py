@@ -74,7 +74,7 @@ def move_at_once(
     if rights is not None:
         tag, stamp = rights.item(0), rights.item(1)
         if operation is Operation.WRITE:
-            receipts = np.zeros(1, np.int64)
+            receipts = np.zeros(1, _INT64)
     single = SingleRequest(
         operation, offset, length, address, fence, checksums, timeout_s, tag, stamp
     )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DRIFT_TICKS", "Asking", "put_end", "to_read", "to_write", "unwritten"]
 
-DRIFT_TICKS = 16
+DRIFT_TICKS = 4
 """Ends of rights that differ by no more are the same: the shard may have been started again since,
 on another host, where its clock is a little further."""
 

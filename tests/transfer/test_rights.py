@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_cache import njit
 from tests.certificates import Authority, tls
 from tests.transfer.rights import KEY, POOL, Ring, granted, known_as, receipts, stamps_of
 from tests.waiting import until
@@ -442,15 +443,52 @@ place_of = st.integers(0, (1 << 56) - 1)
     st.lists(st.tuples(place_of, place_of, word), max_size=40),
     st.sampled_from([READ, WRITING, rights.WRITTEN]),
 )
+@np.errstate(over="ignore")
 def test_tags_are_those_of_siphash_whatever_group_they_are_made_in(key, rows, kind):
     low, high = np.frombuffer(key, np.int64)
     columns = [np.array([row[at] for row in rows], np.int64) for at in range(3)]
     found = np.zeros(len(rows), np.int64)
     rights.tags_of(low, high, columns[0], columns[1], kind, columns[2], found)
+    slowly = np.zeros(len(rows), np.int64)
+    rights.tags_of.py_func(low, high, columns[0], columns[1], kind, columns[2], slowly)
+    assert found.tolist() == slowly.tolist()
     for (offset, length, stamp), tag in zip(rows, found.tolist(), strict=True):
         text = np.array([offset, length | kind << 56, stamp], np.int64).tobytes()
         assert tag == np.uint64(sip128(key, text)).astype(np.int64)
         assert tag == rights.tag_of(low, high, offset, length, kind, stamp)
+
+
+@pytest.mark.parametrize("kernel", [rights.all_right, rights.all_right.py_func])
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 13, 16])
+@np.errstate(over="ignore")
+def test_one_tag_that_is_wrong_is_found_among_others(kernel, count):
+    random = np.random.default_rng(count)
+    offsets, lengths, stamps = random.integers(0, 1 << 40, (3, count))
+    shown = np.zeros(count, np.int64)
+    rights.tags_of(1, 2, offsets, lengths, WRITING, stamps, shown)
+    assert kernel(1, 2, offsets, lengths, WRITING, stamps, shown) == (True, stamps.min())
+    for at in range(count):
+        for bit in (0, 63):
+            shown[at] ^= np.int64(-1 << bit) if bit else 1
+            assert not kernel(1, 2, offsets, lengths, WRITING, stamps, shown)[0]
+            shown[at] ^= np.int64(-1 << bit) if bit else 1
+
+
+@njit(cache=False)
+def in_line(address, tag, now_ms):
+    return used_rights.in_line(address, tag, now_ms)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 5), st.sampled_from([0, 1, 9, 10, 11])), min_size=4, max_size=4
+    ),
+    st.integers(1, 5),
+)
+def test_what_a_line_says_is_the_same_in_vectors(pairs, tag):
+    words = np.array(pairs, np.int64).ravel()
+    address = words.ctypes.data
+    assert in_line(address, tag, 10) == used_rights.in_line(address, tag, 10)
 
 
 def sip128(key, text):
@@ -460,7 +498,7 @@ def sip128(key, text):
     return low
 
 
-@given(st.integers(0, (1 << 41) - 1), st.integers(0, 1 << 40))
+@given(st.integers(0, (1 << 43) - 1), st.integers(0, 1 << 40))
 def test_a_stamp_tells_its_end_and_never_a_later_one(end_ms, generation):
     told = int(rights.end_of(rights.stamp_of(end_ms, generation)))
     assert end_ms - rights.TICK_MS < told <= end_ms
@@ -480,7 +518,7 @@ def test_a_table_that_is_full_refuses_until_rights_have_ended():
     kept = taken.count([0])
     assert 32 < kept < 64
     assert taken == [[0]] * kept + [[REFUSED]] * (100 - kept)
-    assert claim(table, [0], 2000, 999) == [REFUSED]
+    assert claim(table, [0], 2000, 990) == [REFUSED]
     assert claim(table, list(range(1, 21)), 5000, 1300) == [0] * 20, "those before have ended"
     assert claim(table, list(range(1, 21)), 5000, 1300) == [REFUSED] * 20
 

@@ -50,9 +50,9 @@ from transfer_engine.kernels.moving import (
     move_some,
 )
 from transfer_engine.kernels.primitives import finish_streaming, load64
-from transfer_engine.kernels.rights import READ, TICK_MS, WRITE, WRITTEN, tags_of
+from transfer_engine.kernels.rights import READ, WRITE, WRITTEN, tags_of
 from transfer_engine.kernels.system import epoch_ms, last_errno, now_ns
-from transfer_engine.kernels.used_rights import claim, give_back, judge, make
+from transfer_engine.kernels.used_rights import claim, give_back, judge, look_up, make
 
 _recv = ExternalFunction("recv", types.intp(types.int32, types.intp, types.uintp, types.int32))
 _sched_yield = ExternalFunction("sched_yield", types.int32())
@@ -72,6 +72,8 @@ ASKED, MAY_WRITE, WAITS_MS, NAMESPACES = 0, 1, 2, 3
 _GUARDED, _KEY_LOW, _KEY_HIGH, _NAMESPACE = 6, 7, 8, 9
 
 _PIECE_BYTES = 4 << 20
+# The kernel may wait for so much longer than rights hold.
+_NEAR_MS = 4
 
 # Phases in state[3].
 JUDGE, TAKE, REPLY, NEXT, HEAD, COLUMNS = 0, 1, 2, 3, 4, 5
@@ -172,6 +174,8 @@ def _permitted(message, row, shown, writing, version, peer, used, statuses, stat
     key_low, key_high = row[_KEY_LOW], row[_KEY_HIGH]
     now_ms = epoch_ms(state[_CLOCK:]) + version[CLOCK_MS]
     kind = WRITE if writing else READ
+    if writing:
+        look_up(used, tags)  # the lines come while tags are made
     refused, ends = judge(key_low, key_high, offsets, lengths, tags, stamps, kind, now_ms, statuses)
     if refused == 0 and writing:
         refused = claim(used, tags, stamps, now_ms, statuses)
@@ -245,7 +249,7 @@ def _move(fd, iov, receive, peer, state):
         if state[_NOW_MS] == 0:
             _look_at_clock(state)
         left, state[_NOW_MS] = state[ENDS] - state[_NOW_MS], 0
-        if left <= 0 or left + TICK_MS < peer[WAITS_MS]:
+        if left <= 0 or left + _NEAR_MS < peer[WAITS_MS]:
             return np.int64(ENDING)
         code = move_some(fd, iov, receive, _PIECE_BYTES, state)
         if code != MOVED_ALL:
@@ -350,5 +354,5 @@ def warmup() -> None:
         serve(
             one.fileno(), message, np.zeros(8, dtype=np.int64), fixed, rows, version, 1,
             np.zeros(2, dtype=np.int64), np.zeros(1, dtype=np.int64), 0,
-            np.zeros(NAMESPACES, dtype=np.int64), make(2), np.zeros(STATE_WORDS, dtype=np.int64),
+            np.zeros(NAMESPACES, dtype=np.int64), make(4), np.zeros(STATE_WORDS, dtype=np.int64),
         )  # fmt: skip

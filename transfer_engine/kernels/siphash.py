@@ -99,6 +99,15 @@ def _absorbed(v0, v1, v2, v3, word):
 
 
 @_inlined
+def _ended_low(v0, v1, v2, v3):
+    """The low word of a digest alone, in half the rounds."""
+    v2 = v2 ^ WIDE
+    for _ in range(LAST_ROUNDS):
+        v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+    return v0 ^ v1 ^ v2 ^ v3
+
+
+@_inlined
 def _ended(v0, v1, v2, v3):
     v2 = v2 ^ WIDE
     for _ in range(LAST_ROUNDS):
@@ -182,6 +191,12 @@ def _emit_absorbed(builder, v0, v1, v2, v3, word):
     v3 = builder.xor(v3, word)
     v0, v1, v2, v3 = _emit_rounds(builder, v0, v1, v2, v3, ROUNDS)
     return builder.xor(v0, word), v1, v2, v3
+
+
+def _emit_ended_low(builder, v0, v1, v2, v3):
+    v2 = builder.xor(v2, _splat(int(WIDE)))
+    v0, v1, v2, v3 = _emit_rounds(builder, v0, v1, v2, v3, LAST_ROUNDS)
+    return builder.xor(builder.xor(v0, v1), builder.xor(v2, v3))
 
 
 def _emit_ended(builder, v0, v1, v2, v3):

@@ -6,23 +6,36 @@ tag back, so that it may be tried again.
 
 The table is open addressing over pairs (tag, end in ms since 1970) behind HEAD words of its own;
 an end of 0 is a pair that was never used. Only tags that were found right get here, so they are as
-good as random and are their own hash. Pairs that have ended are written over where they are met,
-and swept out when half of the pairs are used. As few pairs as will do take part, a power of two
-that a sweep chooses anew: so a table of few stays in the cache, and memory that was never needed is
-never touched.
+good as random and are their own hash. A search looks at all pairs of a line of the cache before it
+goes on to the next one, which would have to come from memory. Pairs that have ended are written
+over where they are met, and swept out when half of the pairs are used. As few pairs as will do take
+part, a power of two that a sweep chooses anew: so a table of few stays in the cache, and memory
+that was never needed is never touched.
 
 One word is a lock, held while a batch is noted, and during sweeps. Once all of a table takes part
 these come no oftener than every _SWEEP_MS. All arrays are int64, statuses int32.
 """
 
+import ctypes
+
 import numpy as np
+from llvmlite import ir
 from numba import types
 from numba.core.types import ExternalFunction
+from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
 from kernel_cache import njit
-from transfer_engine.kernels.primitives import leave_word, prefetch, take_word
-from transfer_engine.kernels.rights import end_of, tags_of
+from transfer_engine.kernels.primitives import (
+    _I32,
+    _I64,
+    _LANES,
+    _POINTER,
+    leave_word,
+    prefetch,
+    take_word,
+)
+from transfer_engine.kernels.rights import all_right, end_of, tags_of
 
 _sched_yield = ExternalFunction("sched_yield", types.int32())
 
@@ -31,16 +44,72 @@ HEAD = 8
 many on they are swept, when that was last done."""
 _LOCK, _PAIRS, _USED, _LIMIT, _SWEPT_MS = 0, 1, 2, 3, 4
 _PAIR = 2
+_LINE = 8
 _PAIRS_MIN = 1 << 12
 _NEVER, _BACK = 0, 1
+_LOOK = -(1 << 62)
 _SWEEP_MS = 250
 _TRIES_PER_TURN = 64
 _REFUSED = -1011  # AuthError.code
 
 
+def in_line(address, tag, now_ms):
+    """Where in the line at an address `_place_for` puts a tag, in words from its begin.
+
+    Far below 0 where that takes a closer look: the tag is there, or may be in another line.
+    """
+    words = (ctypes.c_int64 * _LINE).from_address(int(address))
+    free = [at for at in range(0, _LINE, _PAIR) if words[at + 1] <= now_ms]
+    known = any(at not in free and words[at] == tag for at in range(0, _LINE, _PAIR))
+    ends = any(words[at + 1] == _NEVER for at in free)
+    return np.int64(free[0] if ends and not known else _LOOK)
+
+
+@intrinsic
+def _in_line(_typing, address, tag, now_ms):
+    """Without branches: what is in a line is as good as random, so processors guess wrong."""
+
+    def codegen(_context, builder, _signature, arguments):
+        address, tag, now_ms = arguments
+        four = ir.VectorType(_I64, _LINE // _PAIR)
+        bits = ir.IntType(_LINE // _PAIR)
+
+        def all_of(value):
+            first = builder.insert_element(ir.Constant(four, None), value, _I32(0))
+            everywhere = ir.Constant(ir.VectorType(_I32, _LINE // _PAIR), None)
+            return builder.shuffle_vector(first, first, everywhere)
+
+        def every_second(begin):
+            lanes = ir.Constant(ir.VectorType(_I32, _LINE // _PAIR), [*range(begin, _LINE, _PAIR)])
+            return builder.shuffle_vector(words, words, lanes)
+
+        words = builder.load(builder.inttoptr(address, _POINTER), align=8, typ=_LANES)
+        ends = every_second(1)
+        live = builder.icmp_signed(">", ends, all_of(now_ms))
+        same = builder.icmp_signed("==", every_second(0), all_of(tag))
+        known = builder.bitcast(builder.and_(live, same), bits)
+        never = builder.icmp_signed("==", ends, ir.Constant(four, None))
+        never = builder.bitcast(never, bits)
+        free = builder.zext(builder.not_(builder.bitcast(live, bits)), _I64)
+        first = builder.cttz(free, ir.Constant(ir.IntType(1), 0))
+        good = builder.and_(
+            builder.icmp_unsigned("==", known, bits(0)), builder.icmp_unsigned("!=", never, bits(0))
+        )
+        return builder.select(good, builder.mul(first, _I64(_PAIR)), _I64(_LOOK))
+
+    return types.int64(types.int64, types.int64, types.int64), codegen
+
+
+@overload(in_line)
+def _compiled_in_line(address, tag, now_ms):
+    return lambda address, tag, now_ms: _in_line(address, tag, now_ms)
+
+
 def make(pairs: int) -> NDArray[np.int64]:
-    """Return an empty table. pairs: a power of two; 16 bytes each, taken when first used."""
-    table = np.zeros(HEAD + _PAIR * pairs, dtype=np.int64)
+    """Return an empty table. pairs: 0 or a power of two from 4 on; 16 bytes each, when used."""
+    memory = np.zeros(_LINE + HEAD + _PAIR * pairs, dtype=np.int64)
+    begin = -memory.ctypes.data // 8 % _LINE  # of a line
+    table = memory[begin : begin + HEAD + _PAIR * pairs]
     table[_PAIRS] = min(pairs, _PAIRS_MIN)
     table[_LIMIT] = table[_PAIRS] // 2
     return table
@@ -52,6 +121,17 @@ def judge(key_low, key_high, offsets, lengths, tags, stamps, kind, now_ms, statu
 
     The end is in ms since 1970; 0 if there is none. O(n).
     """
+    good, least = all_right(key_low, key_high, offsets, lengths, kind, stamps, tags)
+    if good and end_of(least) > now_ms and tags.size > 0 and not statuses.any():
+        return 0, end_of(least)
+    return _judge_each(
+        key_low, key_high, offsets, lengths, tags, stamps, kind, now_ms, statuses
+    )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)
+def _judge_each(key_low, key_high, offsets, lengths, tags, stamps, kind, now_ms, statuses):
+    """Do what `judge` does, where not all of them are good. O(n)."""
     wanted = np.empty(tags.size, dtype=np.int64)
     tags_of(key_low, key_high, offsets, lengths, kind, stamps, wanted)
     refused, least = 0, np.int64(0)
@@ -83,6 +163,38 @@ def _full(pairs):
     return pairs - max(1, pairs // 8)
 
 
+@njit(cache=True, nogil=True, inline="always")
+def _line_of(tag, pairs):
+    """Where the line begins that a search for a tag looks at first. O(1)."""
+    return HEAD + _PAIR * (tag & (pairs - 1) & -(_LINE // _PAIR))
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _line_after(line, pairs):
+    """Where the line begins that a search looks at next. O(1)."""
+    return HEAD + ((line - HEAD + _LINE) & (_PAIR * pairs - 1))
+
+
+@njit(cache=True, nogil=True)
+def _place_for(table, pairs, tag, now_ms):
+    """Return where a tag is to be put, -1 if it is there already. Held: the lock. O(1)."""
+    line = _line_of(tag, pairs)
+    free = np.int64(-1)
+    while True:
+        ends = False
+        for place in range(line, line + _LINE, _PAIR):
+            until = table[place + 1]
+            if until <= now_ms:
+                ends |= until == _NEVER
+                if free < 0:
+                    free = place
+            elif table[place] == tag:
+                return np.int64(-1)
+        if ends:
+            return free
+        line = _line_after(line, pairs)
+
+
 @njit(cache=True, nogil=True)
 def _sweep(table, now_ms):
     """Leave the pairs that have not ended, and have as many take part as these need. O(pairs)."""
@@ -104,44 +216,31 @@ def _sweep(table, now_ms):
     while pairs < whole and pairs < 4 * live:
         pairs *= 2
     for each in range(0, kept.size, _PAIR):
-        at = kept[each] & (pairs - 1)
-        while table[HEAD + _PAIR * at + 1] != _NEVER:
-            at = (at + 1) & (pairs - 1)
-        table[HEAD + _PAIR * at] = kept[each]
-        table[HEAD + _PAIR * at + 1] = kept[each + 1]
+        place = _place_for(table, pairs, kept[each], now_ms)
+        table[place], table[place + 1] = kept[each], kept[each + 1]
     table[_PAIRS], table[_USED], table[_SWEPT_MS] = pairs, live, now_ms
     # Next when half of what is left is used: a table of pairs that last is not swept each time.
     table[_LIMIT] = max(pairs // 2, (live + _full(pairs)) // 2)
 
 
 @njit(cache=True, nogil=True)
-def _place_for(table, pairs, tag, now_ms):
-    """Return where a tag is to be put, -1 if it is there already. Held: the lock. O(1)."""
-    at = tag & (pairs - 1)
-    free = np.int64(-1)
-    while True:
-        place = HEAD + _PAIR * at
-        until = table[place + 1]
-        if until == _NEVER:
-            return place if free < 0 else free
-        if until <= now_ms:
-            if free < 0:
-                free = place
-        elif table[place] == tag:
-            return np.int64(-1)
-        at = (at + 1) & (pairs - 1)
+def look_up(table, tags):
+    """Ask for the lines of the table that `claim` is going to look at. O(n)."""
+    address = table.ctypes.data + 8 * HEAD
+    mask = table[_PAIRS] - 1
+    for i in range(tags.size):
+        prefetch(address + 8 * _PAIR * (tags[i] & mask))
 
 
 @njit(cache=True, nogil=True)
 def claim(table, tags, stamps, now_ms, statuses):
     """Note the rights whose status is 0 as used, or refuse them; return how many that are. O(n)."""
     address = table.ctypes.data
-    pairs = table[_PAIRS]
-    for i in range(tags.size):
-        prefetch(address + 8 * (HEAD + _PAIR * (tags[i] & (pairs - 1))))
+    begin = np.int64(address + 8 * HEAD)
     refused = 0
     _lock(address)
     pairs, used, limit = table[_PAIRS], table[_USED], table[_LIMIT]
+    full = _full(pairs)
     for i in range(tags.size):
         if statuses[i] != 0:
             continue
@@ -149,10 +248,14 @@ def claim(table, tags, stamps, now_ms, statuses):
             table[_USED] = used
             _sweep(table, now_ms)
             pairs, used, limit = table[_PAIRS], table[_USED], table[_LIMIT]
-        place = _place_for(table, pairs, tags[i], now_ms)
-        if place >= 0 and table[place + 1] == _NEVER:
-            used += 1
-            if used > _full(pairs):
+            full = _full(pairs)
+        line = _PAIR * (tags[i] & (pairs - 1) & -(_LINE // _PAIR))
+        place = HEAD + line + in_line(begin + 8 * line, tags[i], now_ms)
+        if place < HEAD:
+            place = _place_for(table, pairs, tags[i], now_ms)
+        if place >= 0:
+            used += table[place + 1] == _NEVER
+            if used > full and table[place + 1] == _NEVER:
                 used, place = used - 1, np.int64(-1)
         if place < 0:
             statuses[i] = _REFUSED
@@ -172,12 +275,16 @@ def give_back(table, tags, statuses):
     _lock(address)
     pairs = table[_PAIRS]
     for i in range(tags.size):
-        at = tags[i] & (pairs - 1)
-        while statuses[i] == 0 and table[HEAD + _PAIR * at + 1] != _NEVER:
-            if table[HEAD + _PAIR * at] == tags[i]:
-                table[HEAD + _PAIR * at + 1] = _BACK
-                break
-            at = (at + 1) & (pairs - 1)
+        line = _line_of(tags[i], pairs)
+        looking = statuses[i] == 0
+        while looking:
+            for place in range(line, line + _LINE, _PAIR):
+                if table[place + 1] == _NEVER:
+                    looking = False
+                elif table[place] == tags[i]:
+                    table[place + 1] = _BACK
+                    looking = False
+            line = _line_after(line, pairs)
     leave_word(address)
 
 
@@ -188,5 +295,6 @@ def warmup() -> None:
     table = make(4)
     judge(0, 1, column, column, column, column, 1, 0, statuses)
     statuses[:] = 0
+    look_up(table, column)
     claim(table, column, column + (1 << 24), 0, statuses)
     give_back(table, column, statuses)

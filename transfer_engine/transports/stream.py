@@ -425,7 +425,7 @@ class Link:
     @property
     def receipt(self) -> int:
         """The receipt of the write by a right that `exchange_one` has made."""
-        return int(self._alone[moving.RECEIPTS_AT])
+        return int(self._alone.item(moving.RECEIPTS_AT))
 
     def _keep_ahead(self, message: Columns) -> None:
         """Leave what a kernel received ahead of its time for `receive`."""
