@@ -35,7 +35,6 @@ from transfer_engine.errors import (
     RemoteProtocolError,
     UnavailableError,
 )
-from transfer_engine.wire.rights import Role
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -169,7 +168,7 @@ class ShardService:
             tenant,
             confined=bool(rights.namespaces),
             who=rights.who,
-            asked=rights.role < Role.WORKER,
+            asked=rights.asked,
             namespaces=rights.namespaces,
             address=connection.peer,
             account=account,

@@ -12,7 +12,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.hashing.test_attacks import STRIPE_WORDS, constants
+from tests.hashing.meeting import STRIPE_WORDS, constants
 
 WORD = (1 << 64) - 1
 MIX = 0x9FB21C651E98DF25

@@ -22,23 +22,16 @@ from transfer_engine import forking
 from transfer_engine.base import REFUSED, Operation
 from transfer_engine.errors import InvalidArgumentError
 from transfer_engine.kernels import rights, used_rights
-from transfer_engine.wire.rights import Role
 
 if TYPE_CHECKING:
     from transfer_engine.base import Access, Columns, Statuses
-    from transfer_engine.wire.rights import Rights
 
-__all__ = ["KEY_BYTES", "USED", "Guard", "Showing", "Used", "is_asked", "namespace_word"]
+__all__ = ["KEY_BYTES", "USED", "Guard", "Showing", "Used", "namespace_word"]
 
 KEY_BYTES = 16
 PAIRS = 1 << 22
 """Rights to write that a process keeps until they end, about; at 30 s each, 120,000 puts a second.
 """
-
-
-def is_asked(session: Rights) -> bool:
-    """Whether whoever has these has to show rights to memory."""
-    return session.role < Role.WORKER
 
 
 def namespace_word(namespace: str) -> int:

@@ -43,7 +43,7 @@ from transfer_engine.kernels import content_tags, moving, serving, stream, used_
 from transfer_engine.rpc.address import tune
 from transfer_engine.rpc.entrance import GROWTH_BYTES, tcp_bytes
 from transfer_engine.rpc.spinning import SPIN_NS
-from transfer_engine.transports.guarding import is_asked, namespace_word
+from transfer_engine.transports.guarding import namespace_word
 from transfer_engine.wire.frame import HEADER_BYTES, MAGIC, VERSION, VERSIONS, FrameDecoder
 from transfer_engine.wire.frame import REPLY as REPLY_FLAG
 from transfer_engine.wire.handshake import HANDSHAKE_LIMITS, Identity
@@ -199,7 +199,7 @@ class Link:
 
     def grant(self, rights: Rights) -> None:
         """Note what the peer may do."""
-        asked = is_asked(rights)
+        asked = rights.asked
         names = rights.namespaces if asked else ()
         self.rights = rights
         self.read_only = rights.role < Role.WRITER

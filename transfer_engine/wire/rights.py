@@ -48,6 +48,11 @@ class Rights:
     limits: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
+    def asked(self) -> bool:
+        """Whether owners of memory ask for rights to each place: of named readers and writers."""
+        return bool(self.principal) and self.role < Role.WORKER
+
+    @property
     def who(self) -> str:
         """How a log names whoever has them."""
         return self.principal or (audit.POOL if self.role == Role.ADMIN else audit.READERS)
