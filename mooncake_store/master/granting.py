@@ -6,8 +6,9 @@
 Besides, what they put has a tag of its content, which they alone make and compare, and which their
 gets are told (`core.tags`).
 
-Nobody else comes here. Dates are by this host's clock, as it was when the shard was started: it is
-not put right meanwhile, so that the end of a right stays what it was. O(n + replicas).
+Nobody else comes here. Dates are by this host's clock as it is now, which owners follow: one that
+was wrong when the shard was started, and is put right, costs no more than the puts under way then,
+which have to begin anew. O(n + replicas).
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class Granting:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._shard = site.shard
-        self._epoch_ns = site.clock.wall_ns() - site.clock.now_ns()
 
     def _asking(self, peer: Peer) -> Asking:
-        return Asking(peer.namespaces, self._epoch_ns, self._site.bases)
+        clock = self._site.clock
+        return Asking(peer.namespaces, clock.wall_ns() - clock.now_ns(), self._site.bases)
 
     def to_read(
         self,

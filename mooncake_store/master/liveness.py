@@ -97,8 +97,7 @@ class Liveness:
         self._times = times
         self._master_epoch = master_epoch
         self._now = clock.now_ns
-        # Not put right while the master runs: ends of rights are by this clock.
-        self._epoch_ns = clock.wall_ns() - clock.now_ns()
+        self._wall_ns = clock.wall_ns
         self._report = report
         self._failed = failed
         self._lock = threading.Lock()
@@ -227,7 +226,7 @@ class Liveness:
                     connection.on_close(lambda: self._closed(ping.uuid, ping.epoch))
         if returned:
             self._report(ping.uuid, ping.epoch, "alive")
-        clock_ms = (self._now() + self._epoch_ns) // MILLISECOND_NS
+        clock_ms = self._wall_ns() // MILLISECOND_NS
         return PING.reply.pack(Pong(known and not called_back, self._master_epoch, clock_ms))
 
     async def _check(self) -> None:

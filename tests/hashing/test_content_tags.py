@@ -13,8 +13,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.hashing.sip import sip128
 from tests.hashing.meeting import LANES, STRIPE_WORDS, constants, meeting_keys
+from tests.hashing.sip import sip128
 from transfer_engine import Segment, TransferEngine, TransferServer
 from transfer_engine.base import Operation
 from transfer_engine.errors import InvalidArgumentError

@@ -349,6 +349,26 @@ def test_owners_go_by_the_clock_of_the_pool(guarded, known_as, name, monkeypatch
         alice.close()
 
 
+def test_a_clock_that_is_put_right_is_followed(guarded, known_as, name, monkeypatch):
+    """By the next sign of life; until then what is told and what is believed differ."""
+    wall_ns, ahead = SystemClock.wall_ns, [-3600 * 10**9]
+    monkeypatch.setattr(SystemClock, "wall_ns", lambda clock: wall_ns(clock) + ahead[0])
+    with LocalCluster(
+        workers=1, segment="16MiB", secret=SECRET, in_process=True, master=guarded, worker=guarded
+    ) as cluster:
+        alice = Writer(cluster, known_as["alice"], "team-a")
+        alice.put(name, b"v" * SIZE)
+        ahead[0] = 0
+
+        def reads():
+            _, places, rights = alice.get(name, ttl_ms=1000)
+            return alice.read(places[0], rights[0], SIZE) == (0, b"v" * SIZE)
+
+        until(reads)
+        alice.put(name + b" after", b"w" * SIZE)
+        alice.close()
+
+
 def test_objects_of_a_namespace_lie_with_its_worker_and_need_no_rights(
     guarded, known_as, name, tmp_path
 ):
