@@ -9,10 +9,12 @@
 A file says in JSON what its principal is: role, namespaces (none are all), until when, its limits,
 and the secrets that are believed, newest first. All servers of a pool read the same directory: a
 copy, a mount, a secret of an orchestrator. Files are looked at once a second, when somebody comes
-in or is asked about; what is wrong with one costs its principal his way in, and a line of the log.
+in or is asked about, and that of who comes in each time, so that who was made just now is let in.
+What is wrong with one costs its principal his way in, and a line of the log.
 
 What a client has is one line, `mooncake:NAME:SECRET`, in the file that its `secret_file` names.
-Cost: a look at the directory a second; a handshake computes one digest for each secret.
+Cost: a look at the directory a second; a handshake looks at a file, and computes one digest for
+each secret.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from mooncake_store.endpoint import read_private, read_secret
 from mooncake_store.errors import AlreadyExistsError, ConfigError, NotFoundError
 from mooncake_store.limits import check_limits
 from mooncake_store.master.kept_files import write_whole
-from mooncake_store.private_folder import files_in, written
+from mooncake_store.private_folder import files_in, mark_of, written
 from transfer_engine.rpc.address import is_loopback
 from transfer_engine.wire.keyring import (
     Alone,
@@ -62,8 +64,6 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-_STRANGER_LOOK_S = 0.1
-"""For who is not known: he may have been made just now, and waits."""
 _FILE_BYTES_MAX = 1 << 16
 _PROOFS_HELD = 7
 _SUFFIX, KEYS_SUFFIX = ".json", ".key"
@@ -144,9 +144,7 @@ class NamedKeyring(Keyring):
         """Return what this principal may prove now."""
         if not principal:
             return self._shared.accepted("")
-        self._look()
-        if principal not in self._entries:
-            self._look(_STRANGER_LOOK_S)
+        self._look(principal)
         entry = self._entries.get(principal)
         if entry is None:
             return ()
@@ -163,12 +161,18 @@ class NamedKeyring(Keyring):
             for key in entry.keys(rights.principal, now)
         )  # fmt: skip
 
-    def _look(self, every_s: float | None = None) -> None:
-        """Read what has changed, once in a while."""
+    def _look(self, newcomer: str = "") -> None:
+        """Read what has changed, once in a while, and when it is the file of who comes now."""
         now = time.monotonic()
-        if now - self._looked_at >= (LOOK_S if every_s is None else every_s):
+        if now - self._looked_at >= LOOK_S or self._differs(newcomer):
             self._looked_at = now
             self._read(strict=False)
+
+    def _differs(self, name: str) -> bool:
+        """Whether the file of a principal, or that there is none, is not what was read last."""
+        if not _NAME.fullmatch(name):  # a peer may say anything
+            return False
+        return mark_of(self._directory / f"{name}{_SUFFIX}") != self._seen.get(name)
 
     def _read(self, *, strict: bool) -> None:
         try:

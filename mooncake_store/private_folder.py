@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["Mark", "files_in", "written"]
+__all__ = ["Mark", "files_in", "mark_of", "written"]
 
 
 class Mark(NamedTuple):
@@ -53,13 +53,24 @@ def files_in(directory: Path, suffix: str, *, advice: str) -> dict[str, Mark]:
                 if name == each.name:
                     continue
                 with suppress(FileNotFoundError):  # it was removed since it was listed
-                    seen = each.stat()
-                    found[name] = Mark(seen.st_ino, seen.st_mtime_ns, seen.st_size, seen.st_mode)
+                    found[name] = _mark(each.stat())
         return found
     except OSError as error:
         raise ConfigError(
             f"the credentials in {directory} cannot be read: {error.strerror}", advice=advice
         ) from None
+
+
+def mark_of(path: Path) -> Mark | None:
+    """Return how a file looks; None for one that cannot be looked at."""
+    try:
+        return _mark(path.stat())
+    except OSError:
+        return None
+
+
+def _mark(seen: os.stat_result) -> Mark:
+    return Mark(seen.st_ino, seen.st_mtime_ns, seen.st_size, seen.st_mode)
 
 
 @contextmanager

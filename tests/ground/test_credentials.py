@@ -66,6 +66,19 @@ def test_what_is_made_is_believed_and_says_what_it_allows(keyring, folder):
     assert (key.rights.role, key.rights.namespaces) == (Role.WRITER, ("team-a",))
 
 
+def test_who_comes_is_believed_by_what_his_file_says_then(keyring, folder):
+    """The clock stands still: what others may do is as it was when that was looked at."""
+    first = proof_of(credentials.make(str(folder), "bob", Role.READER))
+    assert believed(keyring, "bob") == [first]
+    second = proof_of(credentials.rotate(str(folder), "bob", keep_s=0))
+    assert believed(keyring, "bob") == [second]
+    credentials.revoke(str(folder), "bob")
+    assert believed(keyring, "bob") == []
+    text = (folder / "alice.json").read_bytes()
+    (folder.parent / "elsewhere.json").write_bytes(text)
+    assert believed(keyring, "../elsewhere") == believed(keyring, "alice\0") == []
+
+
 def test_the_secret_of_the_pool_is_believed_from_who_has_no_name_only(keyring):
     keys = [(key.secret, key.rights) for key in keyring.accepted("")]
     assert keys == [(SECRET, EVERYTHING), (read_only_secret(SECRET), LOOKING)]
