@@ -488,12 +488,14 @@ class TransferEngine:
             transport, remote = routes.find(batch.deadline)
             if routes.sliced and batch.total_bytes >= SLICED_BYTES_MIN and batch.staged is None:
                 move_sliced(routes, batch, self._slice_threads)
-                batch.make_tags()
+                if batch.tagging is not None:
+                    batch.make_tags()
                 return transport.name
             try:
                 if batch.staged is None:
                     transport.move(remote, batch)
-                    batch.make_tags()
+                    if batch.tagging is not None:
+                        batch.make_tags()
                 else:
                     batch.staged.move(transport, remote, batch)
             except StoreError as error:

@@ -151,10 +151,8 @@ class Core:
         """What makes the tags that content is put and compared with, where rights are shown."""
         return None if self.shown is None else self.identity.tagging
 
-    def rights(self, count: int) -> Rights | None:
+    def rights(self, count: int) -> Rights:
         """What holds the rights of a batch of so many keys, where such are to be shown."""
-        if self.shown is None:
-            return None
         from mooncake_store.client.shown import Rights
 
         return Rights(count)

@@ -264,7 +264,7 @@ class Reading(KeyTransfers):
         hurries = self.plan.ready_by is not None
         if hurries:
             index = yield from self.timely(index)
-        if self.cuts:
+        if (self.unsure or self.rights is not None) and self.cuts:
             index = yield from read_whole(self, index)
         index = self.place(index)
         bytes_read = self.core.counters.bytes_read
@@ -301,7 +301,7 @@ class Reading(KeyTransfers):
             failed = self._where(k.FAILED)
             yield from self._find_others(failed)
             index = failed[self.status[failed] == k.FOUND]
-            if self.cuts:
+            if (self.unsure or self.rights is not None) and self.cuts:
                 index = yield from read_whole(self, index)
             if hurries:
                 index = yield from self.timely(index)
@@ -416,7 +416,9 @@ class Reading(KeyTransfers):
         if self.plan.offset:
             offsets = offsets + self.plan.offset
         whole = self._whole or bool((self.lengths[index] == cols[k.SIZE, index]).all())
-        summed, tagging = self._compared_by(index) if whole else (False, None)
+        summed, tagging = whole and self.compares, None
+        if summed and self.rights is not None:
+            summed, tagging = self._compared_by(index)
         return Move(
             target,
             Direction.READ,
@@ -436,17 +438,12 @@ class Reading(KeyTransfers):
             return self.compares, None
         return self.rights.compared_by(index, self.core.tagging)
 
-    def _sums(self, index: Column, outcome: Any) -> Column:
-        """The checksums of a batch as they are to be compared, or none; tags decide on theirs."""
-        checksums, tags = outcome.checksums, outcome.tags
-        sums = _NO_SUMS if checksums is None else checksums.view(np.int64)
-        if self.rights is None or tags is None:
-            return sums
-        return self.rights.sums(index, tags, sums, self.cols[k.CHECKSUM, index])
-
     def _judge(self, target: Target, index: Column, outcome: Any, now: int) -> Column | None:
         """Say of each key of a batch whether it was read; return those whose segment moved away."""
-        statuses, sums = outcome.statuses, self._sums(index, outcome)
+        statuses, checksums, tags = outcome.statuses, outcome.checksums, outcome.tags
+        sums = _NO_SUMS if checksums is None else checksums.view(np.int64)
+        if self.rights is not None and tags is not None:  # which decide on theirs
+            sums = self.rights.sums(index, tags, sums, self.cols[k.CHECKSUM, index])
         failed, expired = k.judge(index, statuses, sums, now, self.cols)
         self._expired += expired
         counters = self.core.counters

@@ -103,7 +103,8 @@ class KeyRequests:
 
     def gets(self, index: Column, ttl_ms: int) -> list[Request]:
         """Ask where these keys are; a `ttl_ms` above 0 leases them."""
-        ttl_ms = self.core.ttl_to_ask_for(ttl_ms)
+        if self.core.shown is not None:
+            ttl_ms = self.core.ttl_to_ask_for(ttl_ms)
         fields = {"ttl_ms": ttl_ms, "stop_at_miss": 0, "digests": self.keys.digests}
         return self.requests(GET, index, fields)
 

@@ -64,7 +64,8 @@ class KeyTransfers(KeyRequests):
         self.failures: dict[int, Failure] = {}
         self._replicas: Column = NO_REPLICAS
         # What owners of memory are shown for these keys; None where nobody asks for it.
-        self.rights = core.rights(len(self.status))
+        # Where none are to be shown, nothing of it is called.
+        self.rights = None if core.shown is None else core.rights(len(self.status))
         # Keys that were given places in one segment, and which: they need no sorting.
         self._together: tuple[Column, int] | None = None
 

@@ -66,6 +66,9 @@ MEETING = {
     "secret list": ["{to}"],
     "secret rotate": ["{to}", NAME],
     "secret revoke": ["{to}", NAME],
+    "secret limit": ["{to}", NAME, "clients=1"],
+    "secret key": ["{file}", "a"],
+    "secret destroy": ["{to}", NAME],
     "master": ["--host", NAME],
 }
 NOTHING = {"version", "topology", "warmup", "shard list"}

@@ -116,7 +116,8 @@ CASES = [
     ("put_start", Case({"digests"}, put_of, taken=True)),
     ("put_end", turn_of("writing", checksums=np.zeros(1, np.uint64))),
     ("put_end_shown", turn_of(
-        "writing", checksums=np.zeros(1, np.uint64), receipts=np.zeros(1, np.int64))),
+        "writing", checksums=np.zeros(1, np.uint64), receipts=np.zeros(1, np.int64),
+        tags=np.zeros(1, np.uint64))),
     ("put_revoke", turn_of("writing", late=0)),
     ("get", key_of(ttl_ms=1000, stop_at_miss=0)),
     ("get", key_of(ttl_ms=0, stop_at_miss=0)),
@@ -161,7 +162,7 @@ POOL = {
 PLAIN = {
     "uuid", "epoch", "host", "run",  # of who asks himself
     "flags", "replicas", "replicas_min", "soft_pin", "hard_pin", "placement", "soft_pin_ttl_ms",
-    "wait_ms", "sizes", "names", "groups", "checksums", "receipts", "late", "ttl_ms",
+    "wait_ms", "sizes", "names", "groups", "checksums", "receipts", "tags", "late", "ttl_ms",
     "stop_at_miss", "overwrite", "action", "priority", "cursor", "limit", "kind", "force",
     "rows_max", "own_leases", "stream", "number", "generations",
     "preferred", "excluded", "segment", "targets", "source",  # segments, which are the pool's

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -87,14 +87,16 @@ class Hand:
         return self._place(reply, 0)
 
     def _place(self, reply: object, generation: int) -> Place:
-        place, right = as_records(reply.replicas, REPLICA)  # type: ignore[attr-defined]
+        place, right, *_ = as_records(reply.replicas, REPLICA)  # type: ignore[attr-defined]
         return Place(
             int(place["offset"]), generation, np.array([right]).view(np.int64).reshape(1, 2)
         )
 
     def end(self, name: bytes, place: Place, receipt: int | None) -> int:
         """End a put, by what its owner has said, or as who has to show nothing."""
-        shown = {} if receipt is None else {"receipts": np.array([receipt], np.int64)}
+        shown: dict[str, Any] = {}
+        if receipt is not None:
+            shown = {"receipts": np.array([receipt], np.int64), "tags": np.zeros(1, np.uint64)}
         operation = wire.PUT_END if receipt is None else wire.PUT_END_SHOWN
         reply = self.shard.call(
             operation, digests=digests(name), checksums=np.zeros(1, np.uint64),

@@ -40,7 +40,8 @@ def test_the_shards_of_an_elected_master_are_split_and_another_one_leads_them(po
     command = "-m", "mooncake_store", "shard", "split", "2", "--url", f"{pool.by_etcd}/tests"
     program = start_program(*command)
     assert program.wait() == 0, program.output
-    put(client, ["after"])  # once the standby has copied both, and counts
+    put(client, ["after"])
+    pool.counts(0, 1)  # once the standby has copied both
     assert len(client.store_stats()) == 2
     pool.programs[0].kill()
     pool.leads(1)
@@ -85,6 +86,7 @@ def test_a_master_that_is_lost_as_its_new_shards_are_copied_is_waited_for_at_mos
     assert pool.programs[0].wait() != 0
     pool.start(0)
     until(lambda: takes_changes(client))
+    until(lambda: client.status().ready)
     assert_there(client, KEYS)
     put(client, ["after"])
     assert_there(client, ["after"])

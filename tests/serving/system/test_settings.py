@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import ssl
 from pathlib import Path
 from unittest import mock
 
@@ -24,15 +25,17 @@ from serving.conductor.conductor import Conductor
 from serving.scheduling.policies import PLACEMENTS
 from serving.scheduling.views import Demand, PrefillView
 from serving.system import ServingSystem, SystemSettings, engine_placement
+from tests.certificates import Authority
 from tests.ground.test_effects import Observation, without_memory
 from tests.serving.fakes import Fleet
 from tests.serving.scheduling.test_admission import outlook
 from tests.serving.scheduling.test_placement import costs
 from tests.waiting import PATIENCE_S
 from transfer_engine.errors import ConfigError
+from transfer_engine.wire.tls import Tls
 
 POOL, SECURED, SECRET = "<pool>", "<pool with a secret>", "<secret>"
-TRACE = "<trace>"
+TRACE, CERTIFICATE = "<trace>", "<certificate>"
 FREE = 20_000 + os.getpid() % 10_000
 WORDS = {"prompt": "some words", "max_tokens": 2}
 
@@ -190,6 +193,7 @@ OBSERVED = {
     "port": Observation({"port": FREE}, attribute(lambda s: s.url.endswith(f":{FREE}"))),
     "token": Observation({"token": "x" * 32}, models),
     "insecure": Observation({"insecure": True}, reachable),
+    "tls": Observation({"tls": CERTIFICATE}, attribute(lambda s: s.url.partition(":")[0])),
     "names": Observation({"names": ("front.example",)}, called("front.example")),
     "store_url": Observation({"store_url": POOL}, attribute(lambda system: system.store is None)),
     "store_secret": Observation(
@@ -249,6 +253,7 @@ def pools(tmp_path):
         LocalCluster(1, "4MiB", in_process=True, secret=b"s" * 32) as secured,
     ):
         files = {SECRET: str(secret), TRACE: str(tmp_path / "trace.jsonl")}
+        files[CERTIFICATE] = Tls(certificate=str(Authority(tmp_path).signs("127.0.0.1")))
         yield {POOL: pool.url, SECURED: secured.url} | files
 
 
@@ -290,13 +295,20 @@ TYPED = {
 }  # fmt: skip
 
 
+def is_context(value):
+    """What is made of the settings of TLS, anew each time; no option has to do with it."""
+    return isinstance(value, ssl.SSLContext)
+
+
 @pytest.fixture
 def started(monkeypatch):
     """Run `mooncake serve` up to where it would start; return all that it starts with."""
     seen = {}
 
     def run(settings, elsewhere, _ready, port_file):
-        seen.update(dataclasses.asdict(settings), **dataclasses.asdict(elsewhere))
+        for given in (settings, elsewhere):
+            told = {each.name: getattr(given, each.name) for each in dataclasses.fields(given)}
+            seen.update({name: value for name, value in told.items() if not is_context(value)})
         seen["port_file"] = port_file
 
     monkeypatch.setattr("serving.program.run", run)
@@ -327,7 +339,8 @@ def test_an_option_of_serve_reaches_its_setting(started, tmp_path, option):
 
 def test_every_setting_of_serving_has_an_option_but_those_for_programs():
     reached = {FIELDS.get(option, option) for option in OPTIONS}
-    assert set(SETTINGS) - reached == {"push", "requests_max"}
+    # That of TLS is made of the settings which all programs share.
+    assert set(SETTINGS) - reached == {"push", "requests_max", "tls"}
 
 
 @pytest.mark.asyncio
