@@ -1,6 +1,6 @@
 """Rights to memory, as a client has them that has to show some: where they come from, and go.
 
-A shard tells who is asked (`Opened.shows_rights`): whoever has a credential of a reader or writer.
+A shard tells who is asked (`Opened.shows_rights`): whoever has a name and only reads or writes.
 Its answers to such a client have a right behind each place, tag and stamp, which the owner of the
 memory wants to see: `Rights` keeps those of one batch, `ShownLeases` those of the leases that this
 client holds. What a write is answered, the receipts, goes back to the shard when the put ends.

@@ -33,7 +33,7 @@ __all__ = ["DRIFT_TICKS", "Asking", "put_end", "to_read", "to_write", "unwritten
 
 DRIFT_TICKS = 4
 """Ends of rights that differ by no more are the same: the shard may have been started again since,
-on another host, where its clock is a little further."""
+on another host, where its clock is a little further; and clocks are put right all the time."""
 
 
 class Asking(NamedTuple):
