@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store chaos clean
 .PHONY: predictions test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma
 .PHONY: test-compat test-hosts test-serving soak-serving soak-reboot soak-standby upgrade
-.PHONY: abuse crowd overload conversations vllm-routing
+.PHONY: abuse crowd overload conversations vllm-routing package-check
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -46,6 +46,9 @@ check: setup-test ## ruff, format, mypy --strict, import contracts, tidy test
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports
 	@$(PY) -m pytest -q tests/test_tidy.py tests/ground/test_reference.py
+
+package-check: setup ## sdist and wheel: built, compared with git, installed alone, and used there
+	@$(PY) -m tests.packaging.check
 
 bench: setup     ## every benchmark, quickly
 	@.venv/bin/mooncake bench all --quick
