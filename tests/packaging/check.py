@@ -83,8 +83,8 @@ def built(python, project, packages):
     """Build a project; return its sdist and its wheel, which hold what they have to."""
     out = WORK / "dist" / project.name
     # The wheel is made from the sdist, as whoever packages it for a distribution does.
-    run(python, "-m", "build", "--outdir", out, project)
-    run(python, "-m", "build", "--wheel", "--outdir", out / "direct", project)
+    run(python, "-m", "build", "--no-isolation", "--outdir", out, project)
+    run(python, "-m", "build", "--no-isolation", "--wheel", "--outdir", out / "direct", project)
     (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
     (direct,) = (out / "direct").glob("*.whl")
     if in_wheel(wheel) != in_wheel(direct):
@@ -98,7 +98,7 @@ def built(python, project, packages):
 def main():
     """Build, compare, install, use."""
     shutil.rmtree(WORK, ignore_errors=True)
-    tools = environment("tools", "build", "twine")
+    tools = environment("tools", "build", "hatchling", "twine")
     wheels = []
     for project, packages in DISTRIBUTIONS.items():
         sdist, wheel = built(tools, project, packages)
