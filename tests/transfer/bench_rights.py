@@ -52,8 +52,7 @@ def timed(side, verb, columns, shown):
     move = getattr(engine, verb)
     done = [move(target, *columns, rights=shown[0])]
     began = time.perf_counter()
-    for each in shown[1:]:
-        done.append(move(target, *columns, rights=each))
+    done += [move(target, *columns, rights=each) for each in shown[1:]]
     took = time.perf_counter() - began
     assert all(each.ok for each in done)
     if verb == "write_batch" and shown[0] is not None:
@@ -95,7 +94,8 @@ def main(rounds=60, *shapes):
         descriptor = SegmentDescriptor.decode(bytes.fromhex(owner.stdout.readline().decode()))
         sides = [(engine, engine.open(descriptor, require="tcp")) for engine in (plain, asked)]
         memory = np.ones(SEGMENT, dtype=np.uint8)
-        region = [engine.register(memory) for engine in (plain, asked)][0]
+        region = plain.register(memory)
+        asked.register(memory)
         for count, size in chosen:
             for verb in ("read_batch", "write_batch"):
                 alone, shown, ratio = measured(sides, region, verb, count, size, int(rounds))
