@@ -54,6 +54,7 @@ docs: setup      ## write anew what is generated: docs/reference, the asyncio cl
 	@$(PY) scripts/cli_reference.py
 	@$(PY) scripts/store_reference.py
 	@$(PY) scripts/http_reference.py
+	@$(PY) scripts/metrics_reference.py
 	@$(PY) scripts/async_client.py
 	@$(PY) scripts/wire_promises.py
 

@@ -32,6 +32,8 @@ from mooncake_store.errors import (
     StoreError,
     UnavailableError,
 )
+from mooncake_store.metrics.exposition import KIND
+from mooncake_store.metrics.of_master import master_page
 from mooncake_store.program.openapi import PATH
 from transfer_engine.rpc.http import JSON, TEXT, HttpReply, HttpRequest, HttpServer
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from mooncake_store.client.aio import AsyncClient
     from mooncake_store.client.results import ObjectInfo
     from mooncake_store.wire.cluster import SegmentEntry
+    from mooncake_store.wire.shard import ShardFigures
     from transfer_engine.wire.tls import Tls
 
     Query: TypeAlias = dict[str, str]
@@ -210,7 +213,12 @@ class Control(HttpServer):
     # -- figures
 
     async def _metrics(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
-        return _text(metrics(await client.store_stats(), await client.status()))
+        status, counted, figures = await asyncio.gather(
+            client.status(), client.store_metrics(), _figures(client)
+        )
+        told = metrics(figures, status) if figures else ""
+        told += master_page(counted, status)
+        return HttpReply(200, told.encode("utf-8", "surrogateescape"), KIND)
 
     async def _summary(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
         return _text(summary(await client.store_stats(), await client.status()))
@@ -309,6 +317,14 @@ class Control(HttpServer):
     async def _cancel_drain(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
         job = await self._drains.cancel(client, query.get("job_id", ""))
         return _json(_job_answer(job, "CANCELED"))
+
+
+async def _figures(client: AsyncClient) -> list[ShardFigures]:
+    """Totals of all shards; none where one of them is away, as dashboards would take the rest."""
+    try:
+        return await client.store_stats()
+    except StoreError:
+        return []
 
 
 def _job_answer(job: str, status: str) -> dict[str, Any]:

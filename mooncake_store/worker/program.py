@@ -9,8 +9,12 @@ from __future__ import annotations
 import os
 import select
 import signal
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from mooncake_store.credentials import http_tls
+from mooncake_store.endpoint import split_rail
+from mooncake_store.metrics.port import MetricsPort
 from mooncake_store.program import kernels
 from mooncake_store.program.garbage_collection import settle_garbage_collection
 from mooncake_store.program.port_file import remove_port_file, write_port_file
@@ -65,7 +69,13 @@ def run_worker(
         "segments": [segment.uuid.hex() for segment in worker.segments],
         "bytes": sum(segment.size for segment in worker.segments),
     }
+    shown = ExitStack()
     try:
+        if config.metrics:
+            host, port = split_rail(config.metrics)
+            tls = http_tls(config, host)
+            watched = MetricsPort(host, port, worker.page, tls=tls)
+            facts["metrics"] = shown.enter_context(watched).url
         if config.port_file:
             write_port_file(config.port_file, facts)
         settle_garbage_collection()
@@ -84,3 +94,4 @@ def run_worker(
         if config.port_file:
             remove_port_file(config.port_file)
         end(worker)
+        shown.close()

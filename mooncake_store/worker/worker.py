@@ -46,6 +46,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mooncake_store.core.guards import KEY_BYTES
 from mooncake_store.credentials import gate_of, sealing
 from mooncake_store.endpoint import host_name, split_rail
+from mooncake_store.metrics.of_worker import worker_page
 from mooncake_store.program.children import START_S
 from mooncake_store.program.logs import StateLog
 from mooncake_store.program.orderly_exit import end_at_exit, ended
@@ -462,6 +463,12 @@ class Worker:
     def _interval_s(self) -> float:
         assert self._map is not None
         return self._map.ping_interval_ms / 1000
+
+    def page(self) -> str:
+        """Return what it tells Prometheus of itself."""
+        mounted = self._mounted_for is not None and self._away_since is None
+        hauled = [each.hauled for each in self._haulers]
+        return worker_page(self._lent, self._server, hauled, mounted=mounted, sound=self.sound)
 
     @property
     def sound(self) -> bool:
