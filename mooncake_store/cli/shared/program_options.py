@@ -124,12 +124,16 @@ def begin(program: type[S], file: Path | None, given: dict[str, Any]) -> S:
     from mooncake_store.config.loading import load_settings
     from mooncake_store.program import logs
     from mooncake_store.program.descriptors import fitted, raise_limit
+    from mooncake_store.program.port_file import remove_port_file
 
     raise_limit()
     loaded = load_settings(program, config.PROGRAMS, file=file, overrides=given)
     settings: Any = loaded.value
     logs.configure(settings.log_level, as_json=settings.log_json)
     loaded.warn()
+    if settings.port_file:
+        # In a container a run that was killed had the same number, and does not serve any more.
+        remove_port_file(settings.port_file)
     return fitted(loaded.value)
 
 
