@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from mooncake_store.page.assets import paths_of
 from serving.front import pages
 from serving.workers import protocol as p
 from tests.browser import Browser, installed
@@ -333,9 +334,9 @@ async def test_where_a_key_is_set_the_page_asks_for_it_and_tells_nobody_else(bro
 
 async def test_its_files_need_no_key_and_are_fetched_again_only_when_they_changed():
     folder = Path(pages.__file__).with_name("page")
-    assert {name for name, _ in pages.FILES.values()} == {each.name for each in folder.iterdir()}
+    assert set(pages.OWN) == {each.name for each in folder.iterdir()}
     async with serving(Fleet(1, 1), token="secret") as (url, _), aiohttp.ClientSession() as http:
-        for path in pages.FILES:
+        for path in paths_of(pages.OWN):
             async with http.get(url + path) as answer:
                 assert answer.status == 200
                 policy = answer.headers["Content-Security-Policy"]
