@@ -5,7 +5,8 @@
 
 Paths, statuses and field names are the original's; what is not kept here is left out or 0. It is
 a client of the master like any other, in a thread of its own: a slow poll delays no put. Before
-`serve` names the master, `/health` says that it is not ready and everything else answers 503.
+`serve` names the master, `/health` says that it is not ready and everything else answers 503. At
+`/` there is a page for people (`mooncake_store.page`).
 
 Reading is open to whoever reaches the port, as in the original. Changing (drains, `remove_all`)
 is refused with 403 to pages of a browser, as on all such ports, and on an address that others can
@@ -32,11 +33,12 @@ from mooncake_store.errors import (
     StoreError,
     UnavailableError,
 )
+from mooncake_store.page.server import Page
 from mooncake_store.program.openapi import PATH
 from transfer_engine.rpc.http import JSON, TEXT, HttpReply, HttpRequest, HttpServer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from mooncake_store.client.aio import AsyncClient
     from mooncake_store.client.results import ObjectInfo
@@ -114,6 +116,7 @@ class Control(HttpServer):
         self._client: AsyncClient | None = None
         self._connecting = asyncio.Lock()
         self._drains = Drains()
+        self._page = Page(self._connected_client)
         self._fixed: dict[str, Callable[[], HttpReply]] = {PATH: _description}
         self._fixed |= {each.path: getattr(self, f"_{each.name}") for each in FIXED}
         self._reads: dict[str, Handler] = {
@@ -137,11 +140,14 @@ class Control(HttpServer):
     def serve(self, master: str) -> None:
         """Answer for this master from now on."""
         self._master = master
+        self._loop.call_soon_threadsafe(self._page.begin)
 
     # -- requests
 
     async def answer(self, request: HttpRequest) -> HttpReply:
         """Answer a request."""
+        if (shown := await self._page.answer(request)) is not None:
+            return shown
         path, _, query = request.target.partition("?")
         if request.method == "GET" and path in self._fixed:
             return self._fixed[path]()
@@ -189,6 +195,7 @@ class Control(HttpServer):
 
     async def ended(self) -> None:
         """Close the client."""
+        await self._page.close()
         if self._client is not None:
             await self._client.close()
 
@@ -243,7 +250,7 @@ class Control(HttpServer):
     async def _all_keys(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
         objects, after = await client.list_page(limit=LISTED)
 
-        async def pages() -> AsyncIterator[bytes]:
+        async def pages() -> AsyncGenerator[bytes]:
             page, following = objects, after
             while True:
                 if page:

@@ -149,7 +149,8 @@ function plot(chart, slo) {
     shapes.push(node);
   };
   const each = [];
-  for (let slot = 0; slot < SLOTS; slot++) each.push(spanAt(slot) ? chart.rows(spanAt(slot), shown) : []);
+  for (let slot = 0; slot < SLOTS; slot++)
+    each.push(spanAt(slot) ? chart.rows(spanAt(slot), shown) : []);
   const values = chart.style === "bars"
     ? each.map((rows) => rows.reduce((all, [, , value]) => all + (value || 0), 0))
     : each.flatMap((rows) => rows.map(([, , value]) => value));

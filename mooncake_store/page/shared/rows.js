@@ -1,5 +1,5 @@
-// Tables whose rows are made once and then changed where they differ, so that whoever reads, selects
-// or moves through them by keyboard is not disturbed every second. On a phone a row is a card.
+// Tables whose rows are made once and then changed where they differ, so that whoever reads them,
+// selects or moves by keyboard is not disturbed every second. On a phone a row is a card.
 
 import { element } from "./parts.js";
 
@@ -8,6 +8,10 @@ export const cell = (kind, label, ...content) =>
 
 export const withBar = (label, text, bar) =>
   element("div", { class: "with", "data-label": label }, text, bar);
+
+// What a row of one line is in: some have more lines.
+export const body = (...cells) =>
+  element("tbody", { role: "rowgroup" }, element("tr", { role: "row" }, ...cells));
 
 export function table(into, caption, columns) {
   const head = columns.map(([name, kind]) =>

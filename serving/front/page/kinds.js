@@ -10,12 +10,12 @@ export const SOURCE_NAMES = {
 
 export const KINDS = [
   {
-    title: "Time to the first token (TTFT)", style: "lines", scale: "log", say: seconds, axis: exact,
-    rows: (span) => times(span.ttft_s), slo: (stats) => stats.slo.ttft_s,
+    title: "Time to the first token (TTFT)", style: "lines", scale: "log", say: seconds,
+    axis: exact, rows: (span) => times(span.ttft_s), slo: (stats) => stats.slo.ttft_s,
   },
   {
-    title: "Time between tokens (TBT)", style: "lines", scale: "log", say: seconds, axis: exact,
-    rows: (span) => times(span.tbt_s), slo: (stats) => stats.slo.tbt_s,
+    title: "Time between tokens (TBT)", style: "lines", scale: "log", say: seconds,
+    axis: exact, rows: (span) => times(span.tbt_s), slo: (stats) => stats.slo.tbt_s,
   },
   {
     title: "Prompt tokens by source", style: "bars", scale: "share", say: percent,

@@ -3,7 +3,7 @@
 import { SOURCES, SOURCE_NAMES, STAGES } from "./kinds.js";
 import { age, bar, count, element, fill, mark, percent, say, seconds, sum } from "./parts.js";
 import { tail, words } from "./parts.js";
-import { cell, keep, table, withBar } from "./rows.js";
+import { body, cell, keep, table, withBar } from "./rows.js";
 
 // -- workers
 
@@ -29,9 +29,8 @@ function makeWorker() {
     kv: cell("left wide", "", withBar("KV in use", kvText, kv)), kept: cell("", "kept blocks"),
     tbt: cell("", "between tokens"), changes: cell("left", "role changes"),
   };
-  const row = element("tr", { role: "row" }, ...Object.values(cells));
   return {
-    body: element("tbody", { role: "rowgroup" }, row),
+    body: body(...Object.values(cells)),
     update(worker) {
       say(cells.name, worker.id);
       mark(cells.name, "title", `${worker.id} at ${worker.address}`);
@@ -96,10 +95,10 @@ function makeRequest(request) {
     mark(open, "aria-expanded", String(!below.hidden));
     explain(facts, shown);
   });
-  const body = element("tbody", { role: "rowgroup" },
+  const lines = element("tbody", { role: "rowgroup" },
     element("tr", { role: "row" }, ...Object.values(cells)), below);
   return {
-    body,
+    body: lines,
     update(fresh) {
       shown = fresh;
       const turnedAway = fresh.kind === "refused" && !fresh.attempts;
