@@ -13,6 +13,9 @@ is refused with 403 to pages of a browser, as on all such ports, and on an addre
 reach unless the master is insecure by its settings: the pool may have a secret that such a request
 does not prove. What type a body is of is not asked: what programs of the original call theirs is
 not ours to choose.
+
+Beside the original's paths it has those of the admin API, which begin with `/v1/`
+(`mooncake_store.admin`) and decide for themselves who may ask.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ import json
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import parse_qs
 
+from mooncake_store.admin.admission import Admission
+from mooncake_store.admin.service import AdminService
 from mooncake_store.compat.control_api import CHANGES, FIXED, READS, description
 from mooncake_store.compat.drains import DrainRefused, Drains
 from mooncake_store.compat.metrics import metrics, summary
@@ -38,10 +43,12 @@ from mooncake_store.program.openapi import PATH
 from transfer_engine.rpc.http import JSON, TEXT, HttpReply, HttpRequest, HttpServer
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from mooncake_store.client.aio import AsyncClient
     from mooncake_store.client.results import ObjectInfo
+    from mooncake_store.config.settings import MasterConfig
     from mooncake_store.wire.cluster import SegmentEntry
     from transfer_engine.wire.tls import Tls
 
@@ -109,6 +116,7 @@ class Control(HttpServer):
         secret_file: str = "",
         insecure: bool = False,
         tls: Tls | None = None,
+        settings: MasterConfig | None = None,
     ) -> None:
         self._may_change = insecure or is_loopback(host)
         self._secret_file = secret_file
@@ -117,6 +125,12 @@ class Control(HttpServer):
         self._connecting = asyncio.Lock()
         self._drains = Drains()
         self._page = Page(self._connected_client)
+        self._admin = AdminService(
+            self._connected_client,
+            Admission(host, settings, insecure=insecure, sealed=tls is not None),
+            settings,
+            self.tell_refused,
+        )
         self._fixed: dict[str, Callable[[], HttpReply]] = {PATH: _description}
         self._fixed |= {each.path: getattr(self, f"_{each.name}") for each in FIXED}
         self._reads: dict[str, Handler] = {
@@ -143,6 +157,12 @@ class Control(HttpServer):
         self._loop.call_soon_threadsafe(self._page.begin)
 
     # -- requests
+
+    async def receive(self, request: HttpRequest, sock: socket.socket) -> HttpReply:
+        """Answer a request; the admin API decides for itself who may ask."""
+        if self._admin.has(request):
+            return await self._admin.answer(request, sock)
+        return await super().receive(request, sock)
 
     async def answer(self, request: HttpRequest) -> HttpReply:
         """Answer a request."""
@@ -196,6 +216,7 @@ class Control(HttpServer):
     async def ended(self) -> None:
         """Close the client."""
         await self._page.close()
+        await self._admin.close()
         if self._client is not None:
             await self._client.close()
 

@@ -249,16 +249,27 @@ class HttpServer(ABC):
             caller.stranger, caller.since = False, time.monotonic()
         return True
 
-    async def _answered(self, request: HttpRequest, caller: _Caller) -> HttpReply:
+    async def receive(self, request: HttpRequest, sock: socket.socket) -> HttpReply:
+        """Answer a request of whoever is at the other end, if it may ask for that."""
         if request.method not in ("GET", "HEAD"):
             if "origin" in request.headers:
                 return HttpReply(403, b"pages of a browser change nothing here", TEXT)
-            other = None if self._insecure else stranger(caller.sock)
+            other = None if self._insecure else stranger(sock)
             if other is not None:
-                self._tell(caller, "refused", other.what)
+                self.tell_refused(sock, other.what)
                 return HttpReply(403, other.what.encode(), TEXT)
+        return await self.answer(request)
+
+    def tell_refused(self, sock: socket.socket, what: str) -> None:
+        """Log once in a while why somebody was refused."""
+        with suppress(OSError):  # it has left
+            self._entrance.tell("refused", f"{Address(*sock.getpeername()[:2])}: {what}")
+
+    async def _answered(self, request: HttpRequest, caller: _Caller) -> HttpReply:
         try:
-            return await self.answer(request)
+            return await self.receive(request, caller.sock)
+        except ConnectionResetError:  # it has left
+            raise
         except Exception:
             _log.exception("%s %.100s could not be answered", request.method[:16], request.target)
             return HttpReply(500, b"internal error", TEXT)
