@@ -5,7 +5,8 @@
 
 Paths, statuses and field names are the original's; what is not kept here is left out or 0. It is
 a client of the master like any other, in a thread of its own: a slow poll delays no put. Before
-`serve` names the master, `/health` says that it is not ready and everything else answers 503.
+`serve` names the master, `/health` says that it is not ready and everything else answers 503. At
+`/` there is a page for people (`mooncake_store.page`).
 
 Reading is open to whoever reaches the port, as in the original. Changing (drains, `remove_all`)
 is refused with 403 to pages of a browser, as on all such ports, and on an address that others can
@@ -39,12 +40,13 @@ from mooncake_store.errors import (
 )
 from mooncake_store.metrics.exposition import KIND
 from mooncake_store.metrics.of_master import master_page
+from mooncake_store.page.server import Page
 from mooncake_store.program.openapi import PATH
 from transfer_engine.rpc.http import JSON, TEXT, HttpReply, HttpRequest, HttpServer
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from mooncake_store.client.aio import AsyncClient
     from mooncake_store.client.results import ObjectInfo
@@ -125,6 +127,7 @@ class Control(HttpServer):
         self._client: AsyncClient | None = None
         self._connecting = asyncio.Lock()
         self._drains = Drains()
+        self._page = Page(self._connected_client)
         self._admin = AdminService(
             self._connected_client,
             Admission(host, settings, insecure=insecure, sealed=tls is not None),
@@ -154,6 +157,7 @@ class Control(HttpServer):
     def serve(self, master: str) -> None:
         """Answer for this master from now on."""
         self._master = master
+        self._loop.call_soon_threadsafe(self._page.begin)
 
     # -- requests
 
@@ -165,6 +169,8 @@ class Control(HttpServer):
 
     async def answer(self, request: HttpRequest) -> HttpReply:
         """Answer a request."""
+        if (shown := await self._page.answer(request)) is not None:
+            return shown
         path, _, query = request.target.partition("?")
         if request.method == "GET" and path in self._fixed:
             return self._fixed[path]()
@@ -212,6 +218,7 @@ class Control(HttpServer):
 
     async def ended(self) -> None:
         """Close the client."""
+        await self._page.close()
         await self._admin.close()
         if self._client is not None:
             await self._client.close()
@@ -272,7 +279,7 @@ class Control(HttpServer):
     async def _all_keys(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
         objects, after = await client.list_page(limit=LISTED)
 
-        async def pages() -> AsyncIterator[bytes]:
+        async def pages() -> AsyncGenerator[bytes]:
             page, following = objects, after
             while True:
                 if page:
