@@ -37,13 +37,13 @@ class RequestTimes:
 
     def __init__(self, registry: Registry) -> None:
         self._names = {each.opcode: each.name for each in registry}
-        self._counts = {opcode: [0] * _PLACES for opcode in self._names}
-        self._sums_ns = dict.fromkeys(self._names, 0)
+        # Behind the counts of an operation, what all of its requests took.
+        self._rows = {opcode: [0] * (_PLACES + 1) for opcode in self._names}
         self._failed = dict.fromkeys(self._names, 0)
 
     def timed(self, handle: Handler) -> Handler:
         """Return a handler that does the same, and is timed."""
-        counts, sums_ns, failed = self._counts, self._sums_ns, self._failed
+        rows, failed = self._rows, self._failed
         clock = time.perf_counter_ns
 
         def timed(connection: Any, frame: Any) -> Any:
@@ -57,8 +57,9 @@ class RequestTimes:
             if type(reply) is not bytes and isinstance(reply, Awaitable):
                 return self._later(opcode, began, reply)
             took = clock() - began
-            counts[opcode][(took // 1000).bit_length()] += 1
-            sums_ns[opcode] += took
+            row = rows[opcode]
+            row[(took // 1000).bit_length()] += 1
+            row[_PLACES] += took
             return reply
 
         return timed
@@ -74,15 +75,16 @@ class RequestTimes:
 
     def _note(self, opcode: int, began: int) -> None:
         took = time.perf_counter_ns() - began
-        self._counts[opcode][(took // 1000).bit_length()] += 1
-        self._sums_ns[opcode] += took
+        row = self._rows[opcode]
+        row[(took // 1000).bit_length()] += 1
+        row[_PLACES] += took
 
     def told(self) -> list[Took]:
         """Return the times of every operation that was asked for."""
         return [
-            Took(name, _buckets(counts), self._sums_ns[opcode] / 1e9, self._failed[opcode])
+            Took(name, _buckets(row[:_PLACES]), row[_PLACES] / 1e9, self._failed[opcode])
             for opcode, name in self._names.items()
-            if any(counts := self._counts[opcode])
+            if any(row := self._rows[opcode])
         ]
 
 
