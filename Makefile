@@ -52,6 +52,7 @@ bench: setup     ## every benchmark, quickly
 
 docs: setup      ## write anew what is generated: docs/reference, the asyncio client
 	@$(PY) scripts/cli_reference.py
+	@$(PY) -m scripts.man_pages
 	@$(PY) scripts/store_reference.py
 	@$(PY) scripts/http_reference.py
 	@$(PY) scripts/async_client.py

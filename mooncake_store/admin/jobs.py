@@ -46,6 +46,7 @@ __all__ = [
     "Job",
     "begin_copy",
     "begin_drain",
+    "cancel_drain",
     "cancel_job",
     "drain_of",
     "find_job",
@@ -224,10 +225,16 @@ def cancel_job(core: Core, number: str) -> Steps[Job]:
             operation="cancel",
             advice="only a drain that runs can be",
         )
-    until, place = core.until({}), int(number.removeprefix("drain-"))
-    body = DRAIN.request.pack(Drain(place, cancel=True))
-    _check(job.about, (yield from ask_one(CLUSTER, DRAIN, body, until)))
-    return (yield from drain_of(core, place, until))
+    return (yield from cancel_drain(core, job.about))
+
+
+def cancel_drain(core: Core, segment: str) -> Steps[Job]:
+    """Stop the drain of a segment; what was moved stays where it is."""
+    until = core.until({})
+    found = yield from _segment(segment, until)
+    body = DRAIN.request.pack(Drain(found.number, cancel=True))
+    _check(segment, (yield from ask_one(CLUSTER, DRAIN, body, until)))
+    return (yield from drain_of(core, found.number, until))
 
 
 def _status(until: float) -> Steps[ClusterStatus]:
@@ -317,7 +324,7 @@ def _drain_job(entry: SegmentEntry, reply: DrainReply) -> Job:
 
 
 def _shard_job(shard: int, state: MoveState) -> Job:
-    stage = state.state if state.state == "handing over" else ""
+    stage = state.state if state.state not in ("done", "failed") else ""
     return Job(
         f"shard-{shard}",
         "shard",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mooncake_store.client.extension import ask_all
+from mooncake_store.client.extension import ask_all, key_named
 from mooncake_store.core.records import EVENT, EventKind
 from mooncake_store.errors import InvalidArgumentError
 from mooncake_store.program.openapi import Shape
@@ -23,12 +23,22 @@ from mooncake_store.wire.overseeing import (
     NamespacesRequest,
     SetQuota,
 )
-from mooncake_store.wire.shard import BATCH_MAX, EVENTS, SNAPSHOT
+from mooncake_store.wire.shard import BATCH_MAX, EVENTS, SNAPSHOT, STAT, StatRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mooncake_store.client.extension import Core, Steps
 
-__all__ = ["Event", "Events", "Namespace", "events_after", "list_namespaces", "set_quota"]
+__all__ = [
+    "Event",
+    "Events",
+    "Namespace",
+    "events_after",
+    "list_namespaces",
+    "names_of",
+    "set_quota",
+]
 
 _PLACE = re.compile(r"([0-9]{1,20})\.([0-9]{1,20})")
 _PAST_ALL = 1 << 62
@@ -141,6 +151,21 @@ def events_after(
         found += [_event(shard, first + int(at), rows[at]) for at in told]
         places_after.append(f"{stream}.{first + len(rows)}")
     return Events(found, "_".join(places_after), False)
+
+
+def names_of(core: Core, events: Iterable[Event]) -> Steps[dict[str, str | bytes]]:
+    """Return by digest the keys of objects that can be read since such an event, and are there."""
+    asked = list(dict.fromkeys(each for each in events if each.kind == "stored"))
+    calls = [
+        (each.shard, STAT, STAT.request.pack(StatRequest(bytes.fromhex(each.digest))))
+        for each in asked
+    ]
+    replies = (yield from ask_all(calls, core.until({}))) if calls else []
+    return {
+        each.digest: key_named(reply.name)
+        for each, reply in zip(asked, replies, strict=True)
+        if reply.found and reply.name
+    }
 
 
 def _now(core: Core, until: float) -> Steps[str]:

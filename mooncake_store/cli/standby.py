@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mooncake_store.cli.shared.app import JsonOption, command, emit
-from mooncake_store.cli.shared.client import EtcdFileOption
+from mooncake_store.cli.shared.client import MASTER_NAMES, EtcdFileOption
 from mooncake_store.cli.shared.masters import masters_named
 from mooncake_store.cli.shared.program_options import ConfigOption, begin, setting_options
 from mooncake_store.config.settings import MasterConfig
@@ -33,6 +33,7 @@ def standby(
         str,
         typer.Option(
             "--of",
+            *MASTER_NAMES,
             metavar="MASTERS",
             help="The master it follows: HOST:PORT; several, separated by commas, where any may "
             "lead; mooncake+etcd://host:port/pool, where an etcd knows them.",
