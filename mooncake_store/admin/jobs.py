@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from msgspec.structs import replace
 
-from mooncake_store.client.extension import CLUSTER, KeyBatch, ask_all, ask_one, error_of
+from mooncake_store.client.extension import CLUSTER, KeyBatch, anew, ask_all, ask_one, error_of
 from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.core.tasks import TaskKind, TaskState
 from mooncake_store.errors import InvalidArgumentError, NotFoundError
@@ -107,6 +107,10 @@ class Job(Shape, frozen=True):
 
 def list_jobs(core: Core) -> Steps[list[Job]]:
     """Return what runs or ended a while ago; what runs comes first."""
+    return anew(lambda: _listed(core))
+
+
+def _listed(core: Core) -> Steps[list[Job]]:
     until = core.until({})
     first: list[Call] = [
         (CLUSTER, STATUS, STATUS.request.pack(StatusRequest())),
@@ -191,6 +195,10 @@ def begin_copy(
     core: Core, key: str | bytes, targets: Sequence[str], source: str | None = None
 ) -> Steps[Job]:
     """Begin to copy an object to segments, or to move it to one where `source` is named."""
+    return anew(lambda: _copy(core, key, targets, source))
+
+
+def _copy(core: Core, key: str | bytes, targets: Sequence[str], source: str | None) -> Steps[Job]:
     until = core.until({})
     status = yield from _status(until)
     to = [_named(status, each).number for each in targets]

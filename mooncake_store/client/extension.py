@@ -16,7 +16,7 @@ from mooncake_store.client.keys import KeyBatch
 from mooncake_store.client.listing import key_named
 from mooncake_store.client.sessions import PutSession
 from mooncake_store.client.sinks import Sink
-from mooncake_store.client.steps import CLUSTER, Call, Steps, ask_all, ask_one
+from mooncake_store.client.steps import CLUSTER, Call, Steps, anew, ask_all, ask_one
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,6 +37,7 @@ __all__ = [
     "PutSession",
     "Sink",
     "Steps",
+    "anew",
     "ask_all",
     "ask_one",
     "error_of",
