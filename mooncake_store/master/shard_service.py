@@ -28,8 +28,10 @@ from mooncake_store.master.objects import Objects
 from mooncake_store.master.overseeing import Overseeing
 from mooncake_store.master.shipping import Shipping
 from mooncake_store.master.site import ShardPlace, ShardTimes, Site
+from mooncake_store.program.about import about
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire import shard as wire
+from mooncake_store.wire.about import ABOUT
 from mooncake_store.wire.standby import JOURNAL
 from transfer_engine.errors import (
     InvalidArgumentError,
@@ -135,6 +137,8 @@ class ShardService:
             self.site.check_led()
         peer = connection.context
         if peer is None:
+            if frame.opcode == ABOUT.opcode:  # nor is who only looks
+                return ABOUT.reply.pack(about())
             if frame.opcode == JOURNAL.opcode:  # a standby is no client
                 return self.shipping.answer(connection, frame)
             return self._open(connection, frame)
