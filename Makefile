@@ -59,6 +59,7 @@ bench: setup     ## every benchmark, quickly
 
 docs: setup-docs ## write anew what is generated (docs/reference, ...), then the site: build/site
 	@$(PY) scripts/cli_reference.py
+	@$(PY) -m scripts.man_pages
 	@$(PY) scripts/store_reference.py
 	@$(PY) scripts/http_reference.py
 	@$(PY) scripts/metrics_reference.py
