@@ -25,6 +25,7 @@ from mooncake_store.master.contents import Contents
 from mooncake_store.master.copying import Copying
 from mooncake_store.master.following import Following
 from mooncake_store.master.objects import Objects
+from mooncake_store.master.overseeing import Overseeing
 from mooncake_store.master.shipping import Shipping
 from mooncake_store.master.site import ShardPlace, ShardTimes, Site
 from mooncake_store.program.about import about
@@ -75,7 +76,9 @@ class ShardService:
         self._seen = 0  # requests up to the last tick
         self._of_readers = 0  # namespaces that readers named first
         self._timer: asyncio.TimerHandle | None = None
-        nouns = Objects(site), Contents(site), Following(site), Copying(site)
+        nouns = (
+            Objects(site), Contents(site), Following(site), Copying(site), Overseeing(site),
+        )  # fmt: skip
         self._table = AnswerTable(site, nouns)
         self.shipping = Shipping(site)
 

@@ -29,7 +29,7 @@ class About(msgspec.Struct, frozen=True, array_like=True, tag="about"):
 
 ABOUT = Operation(
     "about",
-    0x3D,
+    0x60,
     Cold(AboutRequest),
     Cold(About),
     "which program answers, by what clock and in what limits",

@@ -15,6 +15,7 @@ import msgspec
 from mooncake_store.wire.about import ABOUT
 from mooncake_store.wire.guests import GUESTS, GUESTS_LEFT, OUTSTANDING
 from mooncake_store.wire.hosts import HOSTS, JOIN, MERGE, MOVE, SERVING, SPLIT, STAY, YIELD
+from mooncake_store.wire.metrics import METRICS
 from mooncake_store.wire.standby import (
     COUNT,
     DROP,
@@ -329,7 +330,7 @@ CLUSTER = Registry(
     [
         MAP, MOUNT, UNMOUNT, SEGMENTS, STATUS, DRAIN, DRAIN_STATUS,
         REGISTERS, STANDBY, PROMOTE, DROP, JOIN, SERVING, STAY, HOSTS, MOVE, SPLIT, HAND_OVER,
-        MERGE, ABOUT,
+        MERGE, METRICS, ABOUT,
     ],
 )  # fmt: skip
 LIVENESS = Registry("mooncake-liveness", [PING])
@@ -337,6 +338,6 @@ ADMIN = Registry(
     "mooncake-admin",
     [
         MOUNT_SLICE, SEGMENT_STATE, SLICES, STANDBYS, COUNT, YIELD,
-        GUESTS, OUTSTANDING, GUESTS_LEFT,
+        GUESTS, OUTSTANDING, GUESTS_LEFT, METRICS,
     ],
 )  # fmt: skip
