@@ -61,6 +61,7 @@ docs: setup-docs ## write anew what is generated (docs/reference, ...), then the
 	@$(PY) scripts/cli_reference.py
 	@$(PY) scripts/store_reference.py
 	@$(PY) scripts/http_reference.py
+	@$(PY) scripts/metrics_reference.py
 	@$(PY) scripts/async_client.py
 	@$(PY) scripts/wire_promises.py
 	@$(PY) scripts/notebook.py
