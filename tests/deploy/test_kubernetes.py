@@ -13,6 +13,7 @@ from mooncake_store.config.loading import load_settings
 from mooncake_store.config.settings import MasterConfig, WorkerConfig
 from mooncake_store.units import parse_duration
 from mooncake_store.worker.worker import LEASES_S
+from scripts.deploy_rules import PAGE, page
 from tests.command_lines import parse
 from tests.deploy.manifests import ENGINES, FOLDER, documents, of_kind, parts
 from tests.sources import ROOT
@@ -149,6 +150,10 @@ def test_prometheus_may_reach_what_it_asks():
         (service,) = [each for each in SERVICES.values() if each["metadata"]["labels"] == labels]
         (endpoint,) = monitor["spec"]["endpoints"]
         assert endpoint["port"] in named & {each["name"] for each in service["spec"]["ports"]}
+
+
+def test_the_operator_has_the_alerts_that_there_are():
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python scripts/deploy_rules.py"
 
 
 def strings(part):
