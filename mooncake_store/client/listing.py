@@ -19,6 +19,7 @@ from mooncake_store.client.steps import CLUSTER, ReshardedError, Steps, ask_one
 from mooncake_store.core.records import LISTED, SIZE_MAX, State
 from mooncake_store.errors import InvalidArgumentError, NotFoundError, StoreError
 from mooncake_store.wire.cluster import STATUS, ClusterStatus, StatusRequest
+from mooncake_store.wire.metrics import METRICS, Metrics, MetricsRequest
 from mooncake_store.wire.shard import (
     BATCH_MAX,
     LIST,
@@ -172,6 +173,12 @@ class Listing:
                 raise figures
             found.append(figures)
         return found
+
+    def metrics(self, options: CallOptions) -> Steps[Metrics]:
+        """What the master and all shards have counted."""
+        body = METRICS.request.pack(MetricsRequest())
+        reply: Metrics = yield from ask_one(CLUSTER, METRICS, body, self.core.until(options))
+        return reply
 
     def cluster(self, options: CallOptions) -> Steps[ClusterStatus]:
         """The health of the cluster."""

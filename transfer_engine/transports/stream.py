@@ -170,8 +170,8 @@ class Link:
 
     __slots__ = (
         "_ahead", "_alone", "_armed_s", "_carried", "_ends", "_fd", "_iov", "_penalty", "_rest",
-        "_state", "_wait_s", "address", "deadline", "message", "naming", "patience_s", "peer",
-        "peer_words", "read_only", "rights", "sock", "view",
+        "_state", "_wait_s", "address", "answered", "deadline", "message", "naming", "patience_s",
+        "peer", "peer_words", "read_only", "refused", "rights", "sock", "view",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
@@ -199,6 +199,8 @@ class Link:
         self._carried = -1
         self._penalty = 0
         self._rest = 0
+        # Batches, and ranges in them, as an owner counts them.
+        self.answered = self.refused = 0
         self._iov = np.zeros(2 * 1032, dtype=np.int64)
         self._state = np.zeros(serving.STATE_WORDS, dtype=np.int64)
         # Where `exchange_one` works.
@@ -506,7 +508,9 @@ class Link:
             raise
         finally:
             self.end_after(math.inf)
-        self._learn(spin_ns, helped=bool(state[5] > 1))
+        answered = int(state[5])
+        self.answered += answered
+        self._learn(spin_ns, helped=answered > 1)
         return None if code == serving.IDLE else bool(state[3] == serving.JUDGE)
 
     def _drive(self, kernel: Callable[..., int], *arguments: object) -> int:

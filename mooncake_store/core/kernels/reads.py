@@ -25,6 +25,7 @@ from mooncake_store.core.codes import (
     READ_BYTES,
     READABLE,
     REMOTE,
+    UNREADY,
 )
 from mooncake_store.core.context import (
     ALIVE,
@@ -120,7 +121,7 @@ def get(context, client, now, ttl, digests, answers, replicas):
     table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
     find(context, table_a, table_b, rows, digests, found)
     window = ((now // context[HITS_WINDOW_NS]) & HITS_WINDOWS) << HITS_BITS
-    m, hits, misses, away, nbytes, seen = 0, 0, 0, 0, 0, 0
+    m, hits, misses, away, unready, nbytes, seen = 0, 0, 0, 0, 0, 0, 0
     count = context[NOTED]
     for i in range(digests.shape[0]):
         row = found[i]
@@ -142,6 +143,7 @@ def get(context, client, now, ttl, digests, answers, replicas):
             answers[i].status = status
             misses += 1
             away += status == ABSENT
+            unready += status == NOT_READY
             continue
         hits += 1
         nbytes += rows[row].size
@@ -166,6 +168,7 @@ def get(context, client, now, ttl, digests, answers, replicas):
         context[TALLY + HITS] += hits
         context[TALLY + MISSES] += misses
         context[TALLY + AWAY] += away
+        context[TALLY + UNREADY] += unready
         context[TALLY + READ_BYTES] += nbytes
         if seen & OFF_MEMORY:  # some of them lie below memory alone
             for i in range(count - hits, count):
