@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup setup-test setup-docs demo test check bench docs fuzz soak soak-store chaos clean
 .PHONY: predictions test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma
 .PHONY: test-compat test-hosts test-serving soak-serving soak-reboot soak-standby upgrade
-.PHONY: abuse crowd overload conversations vllm-routing package-check deploy-check
+.PHONY: abuse crowd overload conversations vllm-routing package-check deploy-check sweeps
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -34,6 +34,10 @@ demo: setup-test ## run the main jobs on embedded defaults and say what they did
 test: setup-test ## the default suite (under 15 minutes)
 	@.venv/bin/mooncake warmup
 	@$(PY) -m pytest -n auto --dist worksteal
+
+sweeps: setup-test ## tests over many seeds, of which the default suite has the first, over all
+	@.venv/bin/mooncake warmup
+	@MOONCAKE_TEST_SWEEPS=1 $(PY) -m pytest -n auto --dist worksteal -m sweep
 
 test-hosts: setup-test ## members on hosts of their own, 20 schedules of partitions; needs root
 	@MOONCAKE_TEST_SEEDS=20 $(PY) -m pytest -n 0 tests/hosts
