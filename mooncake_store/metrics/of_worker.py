@@ -16,9 +16,9 @@ from mooncake_store.metrics.process import add_process
 from mooncake_store.worker.segments import tier_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
-    from mooncake_store.worker.hauler import Hauled
+    from mooncake_store.worker.hauler import Hauler
     from mooncake_store.worker.segments import WorkerSegments
     from transfer_engine.transports.server import TransferServer
 
@@ -28,7 +28,7 @@ __all__ = ["worker_page"]
 def worker_page(
     lent: WorkerSegments,
     server: TransferServer | None,
-    hauled: Iterable[Hauled],
+    haulers: Sequence[Hauler],
     *,
     mounted: bool,
     sound: bool,
@@ -48,7 +48,7 @@ def worker_page(
     page.add("mooncake_worker_failing_segments", len(lent.faults()))
     if server is not None:
         _add_served(page, server)
-    each = list(hauled)
+    each = [hauler.hauled for hauler in haulers]
     carried, failed = (sum(getattr(one, name) for one in each) for name in ("objects", "failed"))
     page.add("mooncake_worker_hauled_objects_total", carried, "carried")
     page.add("mooncake_worker_hauled_objects_total", failed, "failed")

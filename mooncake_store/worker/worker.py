@@ -78,7 +78,6 @@ from transfer_engine.transports.server import TransferServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from mooncake_store.config.settings import WorkerConfig
     from mooncake_store.worker.errands import Lent
@@ -437,12 +436,7 @@ class Worker:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     # -- the master
@@ -469,8 +463,8 @@ class Worker:
     def page(self) -> str:
         """Return what it tells Prometheus of itself."""
         mounted = self._mounted_for is not None and self._away_since is None
-        hauled = [each.hauled for each in self._haulers]
-        return worker_page(self._lent, self._server, hauled, mounted=mounted, sound=self.sound)
+        parts = self._lent, self._server, self._haulers
+        return worker_page(*parts, mounted=mounted, sound=self.sound)
 
     @property
     def sound(self) -> bool:
