@@ -18,6 +18,19 @@ if TYPE_CHECKING:
     from mooncake_store.doctor import Finding, Route
 
 
+PoolOption = Annotated[
+    str | None,
+    typer.Option(
+        "--pool",
+        metavar="STORE",
+        help="Also ask the master of a pool who there is, and everybody how he is: each host, "
+        "link, clock, version and limit.",
+    ),
+]
+TransferOption = Annotated[
+    bool,
+    typer.Option("--transfer", help="With --pool: also read 8 MiB from each worker over TCP."),
+]
 _EXIT_CODES = (ExitCode.OK, ExitCode.OK, ExitCode.WARNINGS, ExitCode.PROBLEMS)
 """By severity."""
 
@@ -49,19 +62,8 @@ def doctor(
             "commas, or the URL of a store.",
         ),
     ] = None,
-    pool: Annotated[
-        str | None,
-        typer.Option(
-            "--pool",
-            metavar="STORE",
-            help="Also ask the master of a pool who there is, and everybody how he is: each host, "
-            "link, clock, version and limit.",
-        ),
-    ] = None,
-    transfer: Annotated[
-        bool,
-        typer.Option("--transfer", help="With --pool: also read 8 MiB from each worker over TCP."),
-    ] = False,
+    pool: PoolOption = None,
+    transfer: TransferOption = False,
     file: ConfigOption = None,
     etcd_file: EtcdFileOption = None,
     secret_file: SecretOption = None,

@@ -131,6 +131,6 @@ def _drawn(master: str, found: ClusterStatus) -> Any:
                 *([segment.namespace or "all"] if declared else []),
             )
         )
-    wrong = [Text(each) for each in problems(found)]
+    wrong = [Text(each.what) for each in problems(found)]
     shown = [table(columns, rows)] if rows else []
     return Group(*wrong, first, *shown, *standbys_drawn(found.standbys))

@@ -94,7 +94,7 @@ def test_what_is_wrong_is_named_worst_first():
     )
     standby = StandbyEntry(7, "10.0.0.7:1", False, False, False, -1, 0, 0)
     found = ClusterStatus(False, "1", 1, 0, ("a",), (worker,), (segment,), (standby,), "no standby")
-    assert problems(found) == [
+    assert [each.what for each in problems(found)] == [
         "not ready: no standby",
         "worker w-1 on 10.0.0.6 is absent: silent for 90s",
         "disk of w-1/disk, worker w-1: EIO",

@@ -7,6 +7,7 @@ import pytest
 from mooncake_store import errors
 from mooncake_store.config.settings import PROGRAMS, settings_of
 from scripts import man_pages
+from scripts import metrics_reference as metrics
 from scripts.async_client import SOURCE, TARGET, async_client
 from scripts.store_reference import PAGES
 
@@ -17,6 +18,11 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs"
 def test_a_generated_page_is_up_to_date(name):
     page = (FOLDER / name).read_text(encoding="utf-8")
     assert page == PAGES[name](), "run: python scripts/store_reference.py"
+
+
+def test_the_page_of_metrics_is_up_to_date():
+    page = metrics.PAGE.read_text(encoding="utf-8")
+    assert page == metrics.metrics_page(), "run: python scripts/metrics_reference.py"
 
 
 def test_what_http_ports_say_of_themselves_is_up_to_date():
