@@ -215,4 +215,5 @@ def test_wishes_that_are_none_are_refused(api, kept, name, wish):
 
 
 def test_a_body_is_bounded(api):
-    assert api.ask("/v1/drain", b" " * (1 << 20) + b"{}")[0] == 400
+    status, said = api.ask("/v1/drain", b"{}", Content_Length=str(2 << 20))
+    assert (status, said) == (400, b"the body exceeds 1048576 bytes")
