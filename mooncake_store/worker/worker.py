@@ -200,14 +200,12 @@ class Worker:
             raise
         self._lent.populate()
         self._copy_pause_s = self._interval_s
-        turns = [("mooncake-tasks", self._copy), ("mooncake-mount", self._mount_again)]
-        turns += [(PINGING, self._ping)]
-        lanes = range(len(self._haulers))
-        turns += [(f"mooncake-hauls-{n}", partial(self._haul, n)) for n in lanes]
-        for name, turn in turns:
-            thread = LastingThread(name, turn)
-            self._threads.append(thread)
-            thread.start()
+        jobs = [("mooncake-tasks", self._copy), ("mooncake-mount", self._mount_again)]
+        jobs += [(PINGING, self._ping)]
+        jobs += [(f"mooncake-hauls-{n}", partial(self._haul, n)) for n in range(len(self._haulers))]
+        for name, job in jobs:
+            self._threads.append(LastingThread(name, job))
+            self._threads[-1].start()
         # A program that ends without `stop` tells the master so, but waits for no reader.
         end_at_exit(self, lambda: self.stop(leases_s=0.0))
         log.info("worker %s lends %d segments", self.name, len(self.segments))
