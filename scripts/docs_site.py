@@ -44,7 +44,7 @@ def list_versions(folder: Path) -> list[str]:
 def main(folder: Path) -> int:
     """Build this version into `folder`; return what to exit with."""
     built = folder / __version__
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     # An announcement of what comes after this version, which constraints.txt pins.
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     where = ["--site-dir", str(built.absolute())]
