@@ -74,7 +74,7 @@ def _names(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         return f"`{_argument(parameter)}`"
     flags = ", ".join(f"`{option}`" for option in [*parameter.opts, *parameter.secondary_opts])
-    return flags + (f" `{parameter.metavar}`" if parameter.metavar else "")
+    return flags + (f" `{_cell(parameter.metavar)}`" if parameter.metavar else "")
 
 
 def _default(parameter: Any) -> str:

@@ -1,6 +1,7 @@
 """How modules lean on each other: in no circle, and on all that is public."""
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -31,20 +32,23 @@ def handed_on(path):
     return [node for block in lazy for node in block.body if isinstance(node, ast.ImportFrom)]
 
 
-HOMES = {
-    (package, alias.name): node.module
-    for package, path in MODULES.items()
-    if path.name == "__init__.py"
-    for node in handed_on(path)
-    for alias in node.names
-}
+@functools.cache
+def homes():
+    """By package and name that it hands on: the module that it has the name from."""
+    return {
+        (package, alias.name): node.module
+        for package, path in MODULES.items()
+        if path.name == "__init__.py"
+        for node in handed_on(path)
+        for alias in node.names
+    }
 
 
 def home(module, name):
     """The module that `from module import name` needs: not the package that only hands it on."""
     if f"{module}.{name}" in MODULES:
         return f"{module}.{name}"
-    further = HOMES.get((module, name))
+    further = homes().get((module, name))
     return home(further, name) if further else module
 
 

@@ -11,11 +11,15 @@ behind when it is killed is adopted as usual.
 
 It has one thread, so no lock can be held by another where it forks. It ends when the socket does.
 
+A program that ends in order runs what was registered for its end, and is gone: the interpreter is
+not taken apart, for which all that a program shares with the others would be copied first.
+
 A program that may start others is forked once more before it begins. The copy is the warm process
 of that program: it has nothing of what the program was given, and its forks are children of the
 program.
 """
 
+import atexit
 import ctypes
 import fcntl
 import gc
@@ -28,6 +32,7 @@ import runpy
 import signal
 import socket
 import sys
+import threading
 
 from tests import warm
 from tests.processes import WAITING
@@ -169,7 +174,26 @@ def main():
     return program
 
 
+def run(program):
+    """Be the program until it ends, in any way but an error."""
+    code = None
+    try:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if not isinstance(ended.code, int | None):
+            raise
+        code = ended.code
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.exit(code)  # what nobody reads any more is told of as ever
+    os._exit(code or 0)
+
+
 if __name__ == "__main__":
     program = main()
     if program is not None:
-        runpy.run_module(program, run_name="__main__", alter_sys=True)
+        run(program)

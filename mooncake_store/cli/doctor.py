@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mooncake_store.cli.shared.app import ExitCode, JsonOption, command, emit, table
-from mooncake_store.cli.shared.client import SecretOption, secret_named
+from mooncake_store.cli.shared.client import EtcdFileOption, SecretOption, secret_named
 from mooncake_store.cli.shared.program_options import ConfigOption
+from mooncake_store.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from mooncake_store.doctor import Finding, Route
@@ -20,6 +21,7 @@ _EXIT_CODES = (ExitCode.OK, ExitCode.OK, ExitCode.WARNINGS, ExitCode.PROBLEMS)
     ("mooncake doctor", "everything that is not as it should be, and what to do"),
     ("mooncake doctor --all", "what is fine as well"),
     ("mooncake doctor --peer 10.0.0.7:50061", "how the memory of that worker is reached"),
+    ("mooncake doctor --pool 10.0.0.5:50051", "the whole pool as seen from here, the worst first"),
     ("mooncake doctor --config mooncake.toml", "what these settings leave open, and to whom"),
     ("mooncake doctor --master 10.0.0.5:50051", "whom that master lets in"),
     ("mooncake doctor --json", "the same for a program"),
@@ -37,7 +39,21 @@ def doctor(
         str | None,
         typer.Option("--master", metavar="HOST:PORT", help="Also ask a master whom it lets in."),
     ] = None,
+    pool: Annotated[
+        str | None,
+        typer.Option(
+            "--pool",
+            metavar="STORE",
+            help="Also ask the master of a pool who there is, and everybody how he is: each host, "
+            "link, clock, version and limit.",
+        ),
+    ] = None,
+    transfer: Annotated[
+        bool,
+        typer.Option("--transfer", help="With --pool: also read 8 MiB from each worker over TCP."),
+    ] = False,
     file: ConfigOption = None,
+    etcd_file: EtcdFileOption = None,
     secret_file: SecretOption = None,
     credentials: Annotated[
         str | None,
@@ -53,23 +69,30 @@ def doctor(
     """Examine this host: memory limits, pages, RDMA, network, clock, versions, access, paths.
 
     What is open, and who may do what, is said of the settings that a master and a worker would run
-    with here.
+    with here. What is worst comes first.
 
     The exit code says the worst that was found: 0 nothing but notes, 10 warnings, 11 problems.
     """
     from mooncake_store import doctor as examination
     from mooncake_store.doctor_access import ask_master, examine_access
 
+    if transfer and pool is None:
+        raise InvalidArgumentError("--transfer is about a pool", advice="name it with --pool")
     found = examination.examine(examination.Host())
     found += examine_access(file, secret_file, credentials)
     routes = examination.routes()
-    secret = secret_named(secret_file) if peer or master else None
+    secret = secret_named(secret_file) if peer or master or pool else None
     if peer is not None:
         asked, told = examination.ask_peer(peer, secret)
         found += asked
         routes += told
     if master is not None:
         found += ask_master(master, secret)
+    if pool is not None:
+        from mooncake_store.doctor_pool import ask_pool
+
+        found = ask_pool(pool, secret, etcd_file or "", transfer=transfer) + found
+    found.sort(key=lambda item: -item.severity)
     worst = max(item.severity for item in found)
     value = {
         "worst": worst.name.lower(),
@@ -86,7 +109,6 @@ def _draw(found: "list[Finding]", routes: "list[Route]", every: bool) -> Any:
     from mooncake_store.doctor import Severity
 
     shown = [item for item in found if every or item.severity > Severity.OK]
-    shown.sort(key=lambda item: -item.severity)
     lines = []
     for item in shown:
         lines.append(f"{item.severity.name.lower():<8} {item.name}: {item.found}")

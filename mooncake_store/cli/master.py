@@ -110,6 +110,7 @@ def _open_ports(flags: "Flags", settings: MasterConfig, ports: ExitStack) -> "Co
             secret_file=settings.secret_file,
             insecure=settings.insecure,
             tls=http_tls(settings, host),
+            settings=settings,
         )
         ports.enter_context(control)
         note(f"the original's control port is at {control.url}")

@@ -92,7 +92,7 @@ def _meaning(number: int, dropped: "Dropped") -> str:
 
 
 def _value(found: "ClusterStatus") -> dict[str, Any]:
-    from mooncake_store.cli.shared.standbys import standbys_value
+    from mooncake_store.admin.told import standbys_value
 
     return {
         "standbys": standbys_value(found.standbys),

@@ -80,7 +80,7 @@ def _rested(until: float) -> bool:
 
 
 def _value(found: ClusterStatus) -> dict[str, Any]:
-    from mooncake_store.cli.shared.standbys import standbys_value
+    from mooncake_store.admin.told import standbys_value
     from mooncake_store.core.records import TIER_NAMES, SegmentState
 
     return {

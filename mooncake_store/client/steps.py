@@ -40,6 +40,7 @@ __all__ = [
     "Opens",
     "ReshardedError",
     "Steps",
+    "ask_all",
     "ask_one",
     "clock",
     "fetch",
@@ -117,6 +118,15 @@ def fetch(shard: int, operation: Operation[Any, Any], body: bytes, until: float)
 def ask_one(shard: int, operation: Operation[Any, Any], body: bytes, until: float) -> Steps[Any]:
     """Send one request and return its reply; raises what it failed with."""
     return operation.reply.unpack((yield from fetch(shard, operation, body, until)))
+
+
+def ask_all(calls: list[Call], until: float) -> Steps[list[Any]]:
+    """Send requests side by side and return their replies; raises what one failed with."""
+    bodies = yield Calls(calls, until)
+    for body in bodies:
+        if isinstance(body, StoreError):
+            raise body.again()
+    return [each[1].reply.unpack(body) for each, body in zip(calls, bodies, strict=True)]
 
 
 def clock(times: list[float]) -> Callable[[], None]:

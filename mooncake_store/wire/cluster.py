@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
+from mooncake_store.wire.about import ABOUT
 from mooncake_store.wire.guests import GUESTS, GUESTS_LEFT, OUTSTANDING
 from mooncake_store.wire.hosts import HOSTS, JOIN, MERGE, MOVE, SERVING, SPLIT, STAY, YIELD
 from mooncake_store.wire.metrics import METRICS
@@ -329,7 +330,7 @@ CLUSTER = Registry(
     [
         MAP, MOUNT, UNMOUNT, SEGMENTS, STATUS, DRAIN, DRAIN_STATUS,
         REGISTERS, STANDBY, PROMOTE, DROP, JOIN, SERVING, STAY, HOSTS, MOVE, SPLIT, HAND_OVER,
-        MERGE, METRICS,
+        MERGE, METRICS, ABOUT,
     ],
 )  # fmt: skip
 LIVENESS = Registry("mooncake-liveness", [PING])

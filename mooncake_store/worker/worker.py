@@ -43,6 +43,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mooncake_store import __version__
 from mooncake_store.core.guards import KEY_BYTES
 from mooncake_store.credentials import gate_of, sealing
 from mooncake_store.endpoint import host_name, split_rail
@@ -222,6 +223,7 @@ class Worker:
             **gate_of(config, self._secret),
             advertise_host=towards(config.master) if config.host in ("0.0.0.0", "::") else None,
         )
+        self._server.peer_service.version = __version__
 
     def _publish(self) -> None:
         """Let others reach the segments."""

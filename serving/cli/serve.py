@@ -88,6 +88,7 @@ OPTIONS = {
     "insecure": (False, InsecureOption),
     "port_file": (None, PortFileOption),
     "log_level": _option("warning", "debug, info, warning or error."),
+    "log_json": _option(False, "Log one JSON object a line.", "--log-json"),
     "as_json": (False, JsonOption),
 }
 
@@ -129,6 +130,7 @@ def serve(
     allow_host: list[str] | None,
     port_file: str | None,
     log_level: str,
+    log_json: bool,
     as_json: bool,
     **as_they_are: Any,
 ) -> None:
@@ -152,7 +154,7 @@ def serve(
     from mooncake_store.units import parse_duration
 
     raise_limit()
-    logs.configure(log_level)
+    logs.configure(log_level, as_json=log_json)
 
     def secret(path: str | None) -> str:
         return config.read_secret(path).decode() if path else ""

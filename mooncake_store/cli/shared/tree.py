@@ -14,8 +14,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from kernel_cache.interpreter import ADVICE, refusal
 from mooncake_store.cli.shared.app import EXIT_MEANINGS, guarded
 from mooncake_store.cli.shared.compiling import compilation_shown
+from mooncake_store.errors import ConfigError
 from mooncake_store.program.logs import escape_unconfigured
 
 __all__ = ["COMMANDS", "root", "run"]
@@ -125,6 +127,8 @@ def run(argv: Sequence[str]) -> int:
         arguments.insert(0, "--debug")
 
     def call() -> object:
+        if why := refusal():
+            raise ConfigError(why, advice=ADVICE)
         return root().main(args=arguments, prog_name="mooncake", standalone_mode=False)
 
     as_json = "--json" in own
