@@ -182,7 +182,7 @@ class AdminService:
             return _told(told, 503)
         told = {
             "ready": found.ready,
-            "problems": problems(found),
+            "problems": [each.what for each in problems(found)],
             "standbys": standbys_value(found.standbys),
         }
         return _told(told, 200 if found.ready else 503)

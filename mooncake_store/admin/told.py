@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mooncake_store.core.records import TIER_NAMES, SegmentState
 from mooncake_store.units import format_duration
@@ -15,32 +15,55 @@ if TYPE_CHECKING:
     from mooncake_store.wire.standby import StandbyEntry
 
 __all__ = [
-    "BACKING", "credential_value", "problems", "promotion", "segments_value", "standbys_value",
-    "status_value", "workers_value",
+    "BACKING", "Problem", "credential_value", "problems", "promotion", "segments_value",
+    "standbys_value", "status_value", "workers_value",
 ]  # fmt: skip
 
 BACKING = ("memory", "disk", "store")
 """What fails, by `Tier`."""
 
 
-def problems(found: ClusterStatus) -> list[str]:
+class Problem(NamedTuple):
+    """Something that is wrong with a pool."""
+
+    about: str
+    """"pool", "worker", "segment" or "standby"."""
+    grave: bool
+    """Whether something cannot be read or changed because of it."""
+    what: str
+
+
+def problems(found: ClusterStatus) -> list[Problem]:
     """Return what is wrong with a pool, the worst first."""
     told = []
     if not found.ready:
-        told.append(f"not ready: {found.refusing or 'no worker lends memory'}")
+        why = found.refusing or "no worker lends memory"
+        told.append(Problem("pool", True, f"not ready: {why}"))
     told += [
-        f"worker {each.name} on {each.host} is {each.state}: "
-        f"silent for {format_duration(max(1, round(each.silent_ms / 1e3)))}"
+        Problem(
+            "worker",
+            each.state != "suspect",
+            f"worker {each.name} on {each.host} is {each.state}: "
+            f"silent for {format_duration(max(1, round(each.silent_ms / 1e3)))}",
+        )
         for each in found.workers
         if each.state not in ("alive", "gone")
     ]
     told += [
-        f"{BACKING[each.tier]} of {each.name}, worker {each.worker}: {each.fault}"
+        Problem(
+            "segment",
+            True,
+            f"{BACKING[each.tier]} of {each.name}, worker {each.worker}: {each.fault}",
+        )
         for each in found.segments
         if each.fault
     ]
     told += [
-        f"standby {each.number:016x} at {each.address or 'an unknown address'} does not follow"
+        Problem(
+            "standby",
+            each.counts,
+            f"standby {each.number:016x} at {each.address or 'an unknown address'} does not follow",
+        )
         for each in found.standbys
         if not each.follows
     ]
@@ -51,7 +74,7 @@ def status_value(found: ClusterStatus) -> dict[str, Any]:
     """Return all that a master says of its pool."""
     return {
         "ready": found.ready,
-        "problems": problems(found),
+        "problems": [each.what for each in problems(found)],
         "version": found.version,
         "pid": found.pid,
         "uptime_s": found.uptime_ms / 1e3,

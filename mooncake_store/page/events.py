@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncake_store.client.extension import ask_one
-from mooncake_store.core.records import EVENT, TIER_NAMES, EventKind
-from mooncake_store.page.figures import state_of
+from mooncake_store.core.records import EVENT, TIER_NAMES, EventKind, SegmentState
 from mooncake_store.wire.shard import EVENTS, SNAPSHOT, STAT, StatRequest
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class Events:
             now["worker", worker.name] = worker.state
         for segment in status.segments:
             fault = f", fails: {segment.fault}" if segment.fault else ""
-            now["segment", segment.name] = state_of(segment) + fault
+            now["segment", segment.name] = SegmentState(segment.state).name.lower() + fault
         for standby in status.standbys:
             counts = "counts" if standby.counts else "is a copy"
             follows = "follows" if standby.follows else "does not follow"

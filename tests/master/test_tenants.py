@@ -157,6 +157,7 @@ POOL = {
     "drop", "join", "serving", "stay", "move", "split", "hand_over", "merge", "relay", "copy",
     "lead", "mount_slice", "segment_state", "slices", "standbys", "count", "yield", "guests",
     "outstanding", "guests_left", "journal", "metrics", "tasks", "namespaces", "set_quota",
+    "about",
 }  # fmt: skip
 """What is about the pool itself, which is nobody's and everybody's: whoever has the role may."""
 PLAIN = {

@@ -263,8 +263,9 @@ def test_what_is_wrong_is_told_the_worst_first():
     )
     found = figures(ill, [])["problems"]
     assert [each["grave"] for each in found] == ["bad", "bad", "bad", "warn", "warn"]
+    assert [each["view"] for each in found[:3]] == ["overview", "segments", "journal"]
     wholly = " ".join(each["what"] for each in found)
-    for what in ("no standby follows", "disk of segment t", "is full", "is draining", "is suspect"):
+    for what in ("no standby follows", "disk of t", "is full", "is draining", "is suspect"):
         assert what in wholly
     # Those in trouble come first, so that none is left out where there are many.
     assert [each["name"] for each in figures(ill, [])["segments"]] == ["s", "t"]

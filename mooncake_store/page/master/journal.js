@@ -9,6 +9,9 @@ const KEPT = {
   none: "lost with the process", written: "outlive the process", synced: "outlive the host",
   replicated: "a standby has them, too",
 };
+const LOSES = {
+  nothing: "nothing lost", "the last changes": "maybe not the last changes", unknown: "or not all",
+};
 let shards = null, standbys = null;
 
 export function showJournal(stats) {
@@ -33,7 +36,7 @@ export function showJournal(stats) {
     (standby.counts ? "counts" : "a copy") + (standby.follows ? "" : ", does not follow"),
     standby.behind_words < 0 ? "–" : count(standby.behind_words),
     standby.silent_s < 2 ? "no" : age(standby.silent_s),
-    `${count(standby.objects)} objects` + (standby.exact ? ", nothing lost" : "")],
+    `${count(standby.promotion.objects)} objects, ${LOSES[standby.promotion.loses]}`],
   (cells, standby) => mark(cells[2], "class", "left " + (standby.follows ? "good" : "bad"))));
 }
 

@@ -97,7 +97,7 @@ function listen() {
       show();
     }
     if (figures.failed) state("troubled", `the pool does not answer: ${figures.failed}`);
-    else if (!figures.ready) state("troubled", `not ready: ${figures.refusing}`);
+    else if (!figures.ready) state("troubled", figures.refusing);
     else state("live", "live");
   });
   source.addEventListener("error", lost);
