@@ -45,7 +45,7 @@ test-hosts: setup-test ## members on hosts of their own, 20 schedules of partiti
 test-rdma: setup-test ## RDMA, NVMe-oF and dax, for real, in a virtual machine
 	@$(PY) -m tests.rdma.vm
 
-deploy-check: setup ## units, images, manifests and rules of deploy/ before the tools that judge them
+deploy-check: setup ## units, images and manifests of deploy/ before the tools that judge them
 	@$(PY) -m tests.deploy.check
 	@$(PY) -m tests.deploy.check_metrics || [ $$? -eq 77 ]
 
@@ -150,5 +150,6 @@ test-lmcache: setup ## the same for LMCache: both its plug-in points, and its ow
 	@scripts/engine.sh lmcache
 
 clean:           ## remove everything that is not in git
-	@rm -rf .venv .venv-deploy build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .venv-deploy build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

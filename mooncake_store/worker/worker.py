@@ -103,7 +103,7 @@ JOIN_S = 5.0
 WITHDRAW_S = 1.0
 HUNG_S = 30.0
 """Saying that one is alive takes seconds at most, whoever does not answer."""
-PINGING = "mooncake-ping"
+PINGING = "ping"
 LEASES_S = 30.0
 """How long `stop` keeps memory for readers whose leases still run, unless told otherwise."""
 
@@ -200,12 +200,12 @@ class Worker:
             raise
         self._lent.populate()
         self._copy_pause_s = self._interval_s
-        jobs = [("mooncake-tasks", self._copy), ("mooncake-mount", self._mount_again)]
-        jobs += [(PINGING, self._ping)]
-        jobs += [(f"mooncake-hauls-{n}", partial(self._haul, n)) for n in range(len(self._haulers))]
-        for name, job in jobs:
-            self._threads.append(LastingThread(name, job))
-            self._threads[-1].start()
+        turns = [("tasks", self._copy), ("mount", self._mount_again), (PINGING, self._ping)]
+        turns += [(f"hauls-{n}", partial(self._haul, n)) for n in range(len(self._haulers))]
+        for name, turn in turns:
+            thread = LastingThread(f"mooncake-{name}", turn)
+            self._threads.append(thread)
+            thread.start()
         # A program that ends without `stop` tells the master so, but waits for no reader.
         end_at_exit(self, lambda: self.stop(leases_s=0.0))
         log.info("worker %s lends %d segments", self.name, len(self.segments))
@@ -476,7 +476,7 @@ class Worker:
 
         A master that does not answer, or a name that is looked up, holds that up for less.
         """
-        pinging = next(thread for thread in self._threads if thread.name == PINGING)
+        pinging = next(each for each in self._threads if each.name == f"mooncake-{PINGING}")
         return self.sound and pinging.turn_s < self._interval_s + HUNG_S
 
     def _ping(self) -> None:
