@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup setup-test setup-docs demo test check bench docs fuzz soak soak-store chaos clean
 .PHONY: predictions test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma
 .PHONY: test-compat test-hosts test-serving soak-serving soak-reboot soak-standby upgrade
-.PHONY: abuse crowd overload conversations vllm-routing package-check
+.PHONY: abuse crowd overload conversations vllm-routing package-check deploy-check sweeps
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -35,11 +35,19 @@ test: setup-test ## the default suite (under 15 minutes)
 	@.venv/bin/mooncake warmup
 	@$(PY) -m pytest -n auto --dist worksteal
 
+sweeps: setup-test ## tests over many seeds, of which the default suite has the first, over all
+	@.venv/bin/mooncake warmup
+	@MOONCAKE_TEST_SWEEPS=1 $(PY) -m pytest -n auto --dist worksteal -m sweep
+
 test-hosts: setup-test ## members on hosts of their own, 20 schedules of partitions; needs root
 	@MOONCAKE_TEST_SEEDS=20 $(PY) -m pytest -n 0 tests/hosts
 
 test-rdma: setup-test ## RDMA, NVMe-oF and dax, for real, in a virtual machine
 	@$(PY) -m tests.rdma.vm
+
+deploy-check: setup ## units, images, manifests and rules of deploy/ before the tools that judge them
+	@$(PY) -m tests.deploy.check
+	@$(PY) -m tests.deploy.check_metrics || [ $$? -eq 77 ]
 
 test-compat: setup-test ## the drop-in beside the original, and the original's own tests on it
 	@$(PY) scripts/compat_check.py
@@ -59,12 +67,14 @@ bench: setup     ## every benchmark, quickly
 
 docs: setup-docs ## write anew what is generated (docs/reference, ...), then the site: build/site
 	@$(PY) scripts/cli_reference.py
+	@$(PY) -m scripts.man_pages
 	@$(PY) scripts/store_reference.py
 	@$(PY) scripts/http_reference.py
 	@$(PY) scripts/metrics_reference.py
 	@$(PY) scripts/async_client.py
 	@$(PY) scripts/wire_promises.py
 	@$(PY) scripts/notebook.py
+	@$(PY) scripts/deploy_rules.py
 	@$(PY) -m scripts.docs_site $(SITE)
 
 test-gpu: setup-test ## device memory on a real CUDA device; skips with a reason where none is
@@ -140,5 +150,5 @@ test-lmcache: setup ## the same for LMCache: both its plug-in points, and its ow
 	@scripts/engine.sh lmcache
 
 clean:           ## remove everything that is not in git
-	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .venv-deploy build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -126,6 +126,16 @@ def test_settings_in_the_environment_are_seen_and_not_by_the_next_program(begun)
     assert "7654321" not in run("config", "show").stdout
 
 
+def test_a_program_and_its_shards_have_the_descriptors_that_they_are_limited_to(
+    start_program, begun
+):
+    limited = start_program("prlimit", "--nofile=200", sys.executable, *MASTER, "--shards", "2")
+    pid = json.loads(limited.wait_for_line("ready"))["pid"]
+    for each in (pid, *children(pid)):
+        assert is_warm(each) == (begun == "warm")
+        assert resource.prlimit(each, resource.RLIMIT_NOFILE) == (200, 200)
+
+
 @pytest.mark.parametrize("what", ["variable", "limit", "folder", "module"])
 def test_what_is_not_plain_starts_the_usual_way(starter, monkeypatch, tmp_path, what):
     usual, calls = starter.plain, []

@@ -5,6 +5,7 @@ numba, this project's modules, the kernels from disk. The suite starts some hund
 time went there. `python -m MODULE` of `PROGRAMS`, started by whatever in a process that runs tests,
 is instead forked from a warm process (`tests.warm_process`), of which each of these has one, and
 another one for programs that serve models: what torch brings along makes each fork twice as dear.
+The same below `prlimit --nofile=N`, by which a test gives a program few descriptors.
 
 What is tested stays the same: a process of its own, with its own memory, descriptors, environment,
 arguments, process group and exit code, that talks over real sockets, and is a child of who started
@@ -97,6 +98,16 @@ class Warm(NamedTuple):
     process: subprocess.Popen | None = None
 
 
+def decoded(arguments):
+    return [os.fsdecode(argument) for argument in arguments]
+
+
+def limited(args):
+    """The command below `prlimit --nofile=N`, and N; any other as it is, and None."""
+    program, _, files = "".join(args[:2]).partition("--nofile=")
+    return (args[2:], int(files)) if program == "prlimit" else (args, None)
+
+
 def serves(args):
     """Whether a program serves models, or is part of one that does."""
     return args[2] == "serving.workers.program" or args[2:4] == ["mooncake_store", "serve"]
@@ -115,7 +126,7 @@ class Starter:
     def __call__(self, *arguments):
         call = Call(*arguments[: len(Call._fields)])
         if not self.cold and self._is_plain(call):
-            kind = serves([os.fsdecode(argument) for argument in call.args])
+            kind = serves(limited(decoded(call.args))[0])
             with self._lock:
                 warm = self._warm.get(kind) or self._warm_up(kind)
                 request = self._request(call, warm)
@@ -124,12 +135,12 @@ class Starter:
         return self.plain(*arguments)
 
     def _is_plain(self, call):
-        args = [os.fsdecode(argument) for argument in call.args]
+        args, files = limited(decoded(call.args))
         return (
             args[:2] == [sys.executable, "-m"]
             and len(args) > 2
             and args[2] in PROGRAMS
-            and os.fsdecode(call.executables[0]) == sys.executable
+            and (files or os.fsdecode(call.executables[0]) == sys.executable)
             and call.close_fds
             and Path(os.fsdecode(call.cwd or ".")).resolve() == ROOT == Path.cwd()
             and call.process_group == -1
@@ -152,8 +163,10 @@ class Starter:
             return None
         kept = [fd for fd in call.pass_fds if fd != call.errpipe_write]
         fds = [*_standard(call), *kept]
+        args, files = limited(decoded(call.args))
         request = {
-            "args": [os.fsdecode(argument) for argument in call.args],
+            "args": args,
+            "files": files,
             "env": env,
             "fds": [0, 1, 2, *kept],
             "session": bool(call.start_new_session),

@@ -28,6 +28,7 @@ import itertools
 import json
 import os
 import platform
+import resource
 import runpy
 import signal
 import socket
@@ -111,6 +112,8 @@ def become(request, given):
     for fd, target in zip(moved, targets, strict=True):
         os.dup2(fd, target)
     close_all_but(targets)
+    if request["files"]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (request["files"], request["files"]))
     if request["session"]:
         os.setsid()
     call_oneself(os.path.basename(sys.executable))

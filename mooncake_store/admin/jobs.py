@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from msgspec.structs import replace
 
-from mooncake_store.client.extension import CLUSTER, KeyBatch, ask_all, ask_one, error_of
+from mooncake_store.client.extension import CLUSTER, KeyBatch, anew, ask_all, ask_one, error_of
 from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.core.tasks import TaskKind, TaskState
 from mooncake_store.errors import InvalidArgumentError, NotFoundError
@@ -46,6 +46,7 @@ __all__ = [
     "Job",
     "begin_copy",
     "begin_drain",
+    "cancel_drain",
     "cancel_job",
     "drain_of",
     "find_job",
@@ -106,6 +107,10 @@ class Job(Shape, frozen=True):
 
 def list_jobs(core: Core) -> Steps[list[Job]]:
     """Return what runs or ended a while ago; what runs comes first."""
+    return anew(lambda: _listed(core))
+
+
+def _listed(core: Core) -> Steps[list[Job]]:
     until = core.until({})
     first: list[Call] = [
         (CLUSTER, STATUS, STATUS.request.pack(StatusRequest())),
@@ -190,6 +195,10 @@ def begin_copy(
     core: Core, key: str | bytes, targets: Sequence[str], source: str | None = None
 ) -> Steps[Job]:
     """Begin to copy an object to segments, or to move it to one where `source` is named."""
+    return anew(lambda: _copy(core, key, targets, source))
+
+
+def _copy(core: Core, key: str | bytes, targets: Sequence[str], source: str | None) -> Steps[Job]:
     until = core.until({})
     status = yield from _status(until)
     to = [_named(status, each).number for each in targets]
@@ -224,10 +233,16 @@ def cancel_job(core: Core, number: str) -> Steps[Job]:
             operation="cancel",
             advice="only a drain that runs can be",
         )
-    until, place = core.until({}), int(number.removeprefix("drain-"))
-    body = DRAIN.request.pack(Drain(place, cancel=True))
-    _check(job.about, (yield from ask_one(CLUSTER, DRAIN, body, until)))
-    return (yield from drain_of(core, place, until))
+    return (yield from cancel_drain(core, job.about))
+
+
+def cancel_drain(core: Core, segment: str) -> Steps[Job]:
+    """Stop the drain of a segment; what was moved stays where it is."""
+    until = core.until({})
+    found = yield from _segment(segment, until)
+    body = DRAIN.request.pack(Drain(found.number, cancel=True))
+    _check(segment, (yield from ask_one(CLUSTER, DRAIN, body, until)))
+    return (yield from drain_of(core, found.number, until))
 
 
 def _status(until: float) -> Steps[ClusterStatus]:
@@ -317,7 +332,7 @@ def _drain_job(entry: SegmentEntry, reply: DrainReply) -> Job:
 
 
 def _shard_job(shard: int, state: MoveState) -> Job:
-    stage = state.state if state.state == "handing over" else ""
+    stage = state.state if state.state not in ("done", "failed") else ""
     return Job(
         f"shard-{shard}",
         "shard",

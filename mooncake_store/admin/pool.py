@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mooncake_store.client.extension import ask_all
+from mooncake_store.client.extension import anew, ask_all, key_named
 from mooncake_store.core.records import EVENT, EventKind
 from mooncake_store.errors import InvalidArgumentError
 from mooncake_store.program.openapi import Shape
@@ -23,12 +23,22 @@ from mooncake_store.wire.overseeing import (
     NamespacesRequest,
     SetQuota,
 )
-from mooncake_store.wire.shard import BATCH_MAX, EVENTS, SNAPSHOT
+from mooncake_store.wire.shard import BATCH_MAX, EVENTS, SNAPSHOT, STAT, StatRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mooncake_store.client.extension import Core, Steps
 
-__all__ = ["Event", "Events", "Namespace", "events_after", "list_namespaces", "set_quota"]
+__all__ = [
+    "Event",
+    "Events",
+    "Namespace",
+    "events_after",
+    "list_namespaces",
+    "names_of",
+    "set_quota",
+]
 
 _PLACE = re.compile(r"([0-9]{1,20})\.([0-9]{1,20})")
 _PAST_ALL = 1 << 62
@@ -64,6 +74,10 @@ class Events(NamedTuple):
 
 def list_namespaces(core: Core) -> Steps[list[Namespace]]:
     """Return all of them, by name."""
+    return anew(lambda: _namespaces(core))
+
+
+def _namespaces(core: Core) -> Steps[list[Namespace]]:
     until = core.until({})
     sums: dict[str, list[int]] = {}
     asked = dict.fromkeys(range(core.shards), -1)
@@ -92,7 +106,11 @@ def list_namespaces(core: Core) -> Steps[list[Namespace]]:
 
 def set_quota(core: Core, namespace: str, quota_bytes: int | None) -> Steps[None]:
     """Give a namespace a quota over all shards, or None; where one fails others may have it."""
-    wish = SetQuota(namespace, -1 if quota_bytes is None else quota_bytes)
+    return anew(lambda: _set(core, namespace, -1 if quota_bytes is None else quota_bytes))
+
+
+def _set(core: Core, namespace: str, quota_bytes: int) -> Steps[None]:
+    wish = SetQuota(namespace, quota_bytes)
     body = SET_QUOTA.request.pack(wish)
     calls = [(shard, SET_QUOTA, body) for shard in range(core.shards)]
     yield from ask_all(calls, core.until({}))
@@ -106,19 +124,15 @@ def events_after(
     Waits for the first event, on each shard, no longer than it is told to. `of_default` leaves out
     what happened to objects of other namespaces than the default one.
     """
-    until = core.until({})
-    if not after:
-        return Events([], (yield from _now(core, until)), False)
-    places = [_PLACE.fullmatch(each) for each in after.split("_")]
-    if len(places) != core.shards or None in places:
-        raise InvalidArgumentError(
-            f"{after[:100]!r} is no place in what happens to the objects of this pool",
-            operation="events",
-            advice="go on from what came with the events before, or from now on with none",
-        )
-    known = [(int(each[1]), int(each[2])) for each in places if each is not None]
-    if any(stream >> 64 or number >> 64 for stream, number in known):
-        raise InvalidArgumentError("a number of an event has 64 bits", operation="events")
+    return anew(lambda: _events(core, after, limit, wait_s, of_default=of_default))
+
+
+def _events(
+    core: Core, after: str, limit: int, wait_s: float, *, of_default: bool
+) -> Steps[Events]:
+    until, known = core.until({}), _places(after)
+    if len(known) != core.shards:  # nobody has followed, or there were others then
+        return Events([], (yield from _now(core, until)), bool(known))
     most = min(BATCH_MAX, -(-limit // core.shards))
     calls = [
         (
@@ -141,6 +155,34 @@ def events_after(
         found += [_event(shard, first + int(at), rows[at]) for at in told]
         places_after.append(f"{stream}.{first + len(rows)}")
     return Events(found, "_".join(places_after), False)
+
+
+def _places(after: str) -> list[tuple[int, int]]:
+    """Where each shard's events go on. Raises InvalidArgumentError."""
+    places = [_PLACE.fullmatch(each) for each in after.split("_")] if after else []
+    known = [(int(each[1]), int(each[2])) for each in places if each is not None]
+    if len(known) < len(places) or any(max(each) >> 64 for each in known):
+        raise InvalidArgumentError(
+            f"{after[:100]!r} is no place in what happens to the objects of this pool",
+            operation="events",
+            advice="go on from what came with the events before, or from now on with none",
+        )
+    return known
+
+
+def names_of(core: Core, events: Iterable[Event]) -> Steps[dict[str, str | bytes]]:
+    """Return by digest the keys of objects that can be read since such an event, and are there."""
+    asked = list(dict.fromkeys(each for each in events if each.kind == "stored"))
+    calls = [
+        (each.shard, STAT, STAT.request.pack(StatRequest(bytes.fromhex(each.digest))))
+        for each in asked
+    ]
+    replies = (yield from ask_all(calls, core.until({}))) if calls else []
+    return {
+        each.digest: key_named(reply.name)
+        for each, reply in zip(asked, replies, strict=True)
+        if reply.found and reply.name
+    }
 
 
 def _now(core: Core, until: float) -> Steps[str]:

@@ -5,7 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mooncake_store.cli.shared.app import ExitCode, JsonOption, command, emit, table
-from mooncake_store.cli.shared.client import EtcdFileOption, SecretOption, secret_named
+from mooncake_store.cli.shared.client import (
+    MASTER_NAMES,
+    EtcdFileOption,
+    SecretOption,
+    secret_named,
+)
 from mooncake_store.cli.shared.program_options import ConfigOption
 from mooncake_store.errors import InvalidArgumentError
 
@@ -13,6 +18,19 @@ if TYPE_CHECKING:
     from mooncake_store.doctor import Finding, Route
 
 
+PoolOption = Annotated[
+    str | None,
+    typer.Option(
+        "--pool",
+        metavar="STORE",
+        help="Also ask the master of a pool who there is, and everybody how he is: each host, "
+        "link, clock, version and limit.",
+    ),
+]
+TransferOption = Annotated[
+    bool,
+    typer.Option("--transfer", help="With --pool: also read 8 MiB from each worker over TCP."),
+]
 _EXIT_CODES = (ExitCode.OK, ExitCode.OK, ExitCode.WARNINGS, ExitCode.PROBLEMS)
 """By severity."""
 
@@ -37,21 +55,15 @@ def doctor(
     ] = None,
     master: Annotated[
         str | None,
-        typer.Option("--master", metavar="HOST:PORT", help="Also ask a master whom it lets in."),
-    ] = None,
-    pool: Annotated[
-        str | None,
         typer.Option(
-            "--pool",
-            metavar="STORE",
-            help="Also ask the master of a pool who there is, and everybody how he is: each host, "
-            "link, clock, version and limit.",
+            *MASTER_NAMES,
+            metavar="MASTERS",
+            help="Also ask a master whom it lets in, or each of several: HOST:PORT, separated by "
+            "commas, or the URL of a store.",
         ),
     ] = None,
-    transfer: Annotated[
-        bool,
-        typer.Option("--transfer", help="With --pool: also read 8 MiB from each worker over TCP."),
-    ] = False,
+    pool: PoolOption = None,
+    transfer: TransferOption = False,
     file: ConfigOption = None,
     etcd_file: EtcdFileOption = None,
     secret_file: SecretOption = None,
@@ -87,7 +99,8 @@ def doctor(
         found += asked
         routes += told
     if master is not None:
-        found += ask_master(master, secret)
+        for place in _places(master):
+            found += ask_master(place, secret)
     if pool is not None:
         from mooncake_store.doctor_pool import ask_pool
 
@@ -122,3 +135,17 @@ def _draw(found: "list[Finding]", routes: "list[Route]", every: bool) -> Any:
         for route in routes
     ]
     return Group(*lines, table(columns, rows))
+
+
+def _places(named: str) -> list[str]:
+    """Where the masters are that are named. Raises InvalidArgumentError for an etcd."""
+    from mooncake_store.endpoint import Etcd, split_masters
+    from transfer_engine.rpc.address import Address
+
+    where = split_masters(named)
+    if isinstance(where, Etcd):
+        raise InvalidArgumentError(
+            "masters are asked one by one here, and not an etcd about them",
+            advice="name the address of one; `mooncake status` tells which one leads",
+        )
+    return [str(Address(*place)) for place in where]

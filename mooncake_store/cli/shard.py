@@ -17,7 +17,12 @@ from mooncake_store.cli.shared.app import (
     note,
     table,
 )
-from mooncake_store.cli.shared.client import EtcdFileOption, settings_of_store, store_options
+from mooncake_store.cli.shared.client import (
+    MASTER_NAMES,
+    EtcdFileOption,
+    settings_of_store,
+    store_options,
+)
 from mooncake_store.cli.shared.masters import connected_to, masters_named
 from mooncake_store.cli.shared.program_options import ConfigOption, announce, begin, setting_options
 from mooncake_store.cli.shared.shards import shards_in
@@ -59,6 +64,7 @@ def serve(
         str,
         typer.Option(
             "--of",
+            *MASTER_NAMES,
             metavar="MASTERS",
             help="The master, and those that may stand in for it: HOST:PORT, separated by commas; "
             "mooncake+etcd://host:port/pool, where an etcd knows them.",

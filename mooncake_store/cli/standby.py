@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mooncake_store.cli.shared.app import JsonOption, command
-from mooncake_store.cli.shared.client import EtcdFileOption
+from mooncake_store.cli.shared.client import MASTER_NAMES, EtcdFileOption
 from mooncake_store.cli.shared.masters import masters_named
 from mooncake_store.cli.shared.program_options import ConfigOption, announce, begin, setting_options
 from mooncake_store.config.settings import MasterConfig
@@ -32,6 +32,7 @@ def standby(
         str,
         typer.Option(
             "--of",
+            *MASTER_NAMES,
             metavar="MASTERS",
             help="The master it follows: HOST:PORT; several, separated by commas, where any may "
             "lead; mooncake+etcd://host:port/pool, where an etcd knows them.",

@@ -13,9 +13,10 @@ from mooncake_store.client.buffers import Memory, new_bytes
 from mooncake_store.client.core import Core
 from mooncake_store.client.failures import BUFFER_SMALL, NOT_RENAMED, OUT_OF_RANGE, error_of
 from mooncake_store.client.keys import KeyBatch
+from mooncake_store.client.listing import key_named
 from mooncake_store.client.sessions import PutSession
 from mooncake_store.client.sinks import Sink
-from mooncake_store.client.steps import CLUSTER, Call, Steps, ask_all, ask_one
+from mooncake_store.client.steps import CLUSTER, Call, Steps, anew, ask_all, ask_one
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,10 +37,12 @@ __all__ = [
     "PutSession",
     "Sink",
     "Steps",
+    "anew",
     "ask_all",
     "ask_one",
     "error_of",
     "expect_rates",
+    "key_named",
     "new_bytes",
     "rates_of",
 ]

@@ -40,6 +40,7 @@ __all__ = [
     "Opens",
     "ReshardedError",
     "Steps",
+    "anew",
     "ask_all",
     "ask_one",
     "clock",
@@ -127,6 +128,15 @@ def ask_all(calls: list[Call], until: float) -> Steps[list[Any]]:
         if isinstance(body, StoreError):
             raise body.again()
     return [each[1].reply.unpack(body) for each, body in zip(calls, bodies, strict=True)]
+
+
+def anew(make: Callable[[], Steps[T]]) -> Steps[T]:
+    """Ask all shards, and begin again where there is another number of them by now."""
+    while True:
+        try:
+            return (yield from make())
+        except ReshardedError:
+            continue
 
 
 def clock(times: list[float]) -> Callable[[], None]:

@@ -138,6 +138,7 @@ class ShardService:
         peer = connection.context
         if peer is None:
             if frame.opcode == ABOUT.opcode:  # nor is who only looks
+                ABOUT.request.unpack(frame.body)
                 return ABOUT.reply.pack(about())
             if frame.opcode == JOURNAL.opcode:  # a standby is no client
                 return self.shipping.answer(connection, frame)

@@ -233,9 +233,8 @@ def few(sums: Mapping[str, float]) -> Mapping[str, float]:
     Which names are told depends on the names alone, so that one does not come and go with its
     figure.
     """
-    if len(sums) <= NAMES_MAX:
+    names = sorted(sums.keys() - {OTHERS})
+    if len(names) <= NAMES_MAX:
         return sums
-    names = sorted(sums)
-    shown = {name: sums[name] for name in names[:NAMES_MAX]}
     rest = sum(sums[name] for name in names[NAMES_MAX:])
-    return shown | {OTHERS: shown.get(OTHERS, 0) + rest}
+    return {name: sums[name] for name in names[:NAMES_MAX]} | {OTHERS: sums.get(OTHERS, 0) + rest}

@@ -150,7 +150,7 @@ def _namespaces(shard: Shard) -> Iterator[Sample]:
 
 def _journal(keeper: Keeper, shard: Shard, now: int, number: str) -> Iterator[Sample]:
     journal = shard.journal
-    yield Sample("mooncake_journal_kept", keeper.keeps, (number,))
+    yield Sample("mooncake_journal_kept", int(keeper.keeps), (number,))
     yield Sample("mooncake_journal_bytes_total", keeper.written_bytes, (number,))
     yield Sample("mooncake_journal_unwritten_bytes", keeper.unwritten_bytes, (number,))
     yield Sample("mooncake_journal_snapshots_total", journal.snapshots, (number,))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from mooncake_store.cli.shared.app import JsonOption, command, emit, taking
-from mooncake_store.cli.shared.client import SecretOption, store_url
+from mooncake_store.cli.shared.client import MASTER_NAMES, SecretOption, store_url
 from mooncake_store.cli.shared.program_options import InsecureOption, PortFileOption
 from mooncake_store.errors import ConfigError, StoreError
 
@@ -44,7 +44,7 @@ OPTIONS = {
     "store": _option(
         None,
         "Use this running pool, by URL or its master's address; without it one is started.",
-        *("--store", "--url", "--master"),
+        *("--store", *MASTER_NAMES),
         metavar="STORE",
     ),
     "secret_file": (None, SecretOption),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.soak.core import soak
+from tests.sweeps import sweep
 
 
 # Nothing but computing: a busy machine takes many times as long.
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("seed", "first"), [(1, 10_000), (2, 66_000), (3, 86_000), (5, 82_000)])
+@sweep(("seed", "first"), [(1, 10_000), (2, 66_000), (3, 86_000), (5, 82_000)], usual=1)
 def test_a_chunk_of_the_soak_agrees_with_the_model(seed: int, first: int) -> None:
     assert soak(seed, steps=first + 2_000, only=first, check_every=10)
 

@@ -11,8 +11,9 @@ Whoever has a token may lend memory as often as they like, and each time takes d
 are enough for that here, `FILES`.
 
 Time is kept to by the second: what is asked then is not waited for longer than `ANSWER_S`. Without
-seconds a fixed number of requests is made, the same each time. Beside `ports`, which says what no
-client of HTTP would say.
+seconds a fixed number of requests is made, the same each time; strangers, who are let no further
+than to a 401, then do without those at the bounds of each parameter. Beside `ports`, which says
+what no client of HTTP would say.
 """
 
 from __future__ import annotations
@@ -115,6 +116,7 @@ class Port:
         with urllib.request.urlopen(asked, timeout=ANSWER_S) as answer:
             description = json.load(answer)
         config = self._config(seed, seconds, examples)
+        config["phases"]["coverage"] = {"enabled": with_tokens or seconds is not None}
         used = description["components"].get("securitySchemes", {})
         if with_tokens and used:
             config["auth"] = {"openapi": {name: {"bearer": self._tokens[name]} for name in used}}

@@ -8,6 +8,8 @@ from tests.fuzz.ports import all_places, fuzz
 from tests.soak.abuse import Numbers, abuse, inside
 from tests.soak.pool_of_processes import PoolOfProcesses
 
+pytestmark = pytest.mark.cold  # it is looked at what the processes hold
+
 
 @pytest.fixture(scope="module")
 def pool():

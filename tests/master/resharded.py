@@ -241,16 +241,19 @@ class State:
             found[-1].check_integrity()
         return found
 
-    def base(self, number: int, at: int, count: int) -> int:
-        """Where in a segment the slice begins in which a shard has space."""
-        known = next(known for known in self.registers.segments if known.number == number)
-        shares = known.shares or count
-        return slice_of(known.nbytes, at * shares // count, shares)[0]
+    def bases(self, at: int, count: int) -> dict[int, int]:
+        """Where in each segment the slice begins in which a shard has space."""
+        found = {}
+        for known in self.registers.segments:
+            shares = known.shares or count
+            found[known.number] = slice_of(known.nbytes, at * shares // count, shares)[0]
+        return found
 
     def objects(self) -> dict[bytes, Any]:
         """All of every object that is to stay the same."""
         found, shards = {}, self.look()
         for at, shard in enumerate(shards):
+            bases = self.bases(at, len(shards))
             for rows in readable_rows(shard):
                 some = objects_of(shard, rows)
                 ends = np.cumsum(some.replicas)
@@ -269,7 +272,7 @@ class State:
                         some.groups[row] and some.group_names[some.groups[row] - 1],
                         None if writer is None else writer.uuid,
                         sorted(
-                            (s, o + self.base(s, at, len(shards)))
+                            (s, o + bases[s])
                             for s, o in zip(
                                 some.segments[lies].tolist(),
                                 some.offsets[lies].tolist(),
@@ -295,8 +298,9 @@ class State:
             waits = np.concatenate([shard.waiting_extents(), unfinished_extents(shard)])
             waits = waits[waits[:, 4] < NEVER][:, :3]
             lies = np.concatenate([np.stack([segment, offset, size], axis=1), waits])
+            bases = self.bases(at, len(shards))
             for known in shard.segments():
-                base = self.base(known.index, at, len(shards))
+                base = bases[known.index]
                 mine = lies[lies[:, 0] == known.index][:, 1:] + [base, 0]
                 free = known.allocator.allocate(np.full(known.nbytes // PIECE + 1, PIECE))
                 free = free[free >= 0] + base

@@ -20,6 +20,7 @@ from mooncake_store.master.registers import write_registers
 from mooncake_store.master.resharding import READY, UNFINISHED, finish_resharding
 from tests.core.lab import MIB, SECOND, digests_of
 from tests.master.resharded import CLIENTS, State
+from tests.sweeps import sweep
 from transfer_engine.errors import ConfigError, InvalidArgumentError, StoreError
 
 HOUR_NS = 3600 * SECOND
@@ -78,7 +79,7 @@ def live_on(state, rng, there, first):
         state.go_round()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@sweep("seed", [3, 2, 1, 0], usual=2)
 def test_whatever_becomes_of_shards_no_object_changes_and_no_place_is_given_out_twice(made, seed):
     rng = random.Random(seed)
     sizes = [rng.randrange(1, 9) * MIB + rng.randrange(3) * 12_345 for _ in range(3)]

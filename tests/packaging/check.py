@@ -24,7 +24,7 @@ from tests.sources import PACKAGES, ROOT
 WORK = ROOT / "build" / "packaging"
 DISTRIBUTIONS = {ROOT: PACKAGES, ROOT / "compat": ("mooncake",)}
 # Of no use outside of a checkout.
-NOT_PUBLISHED = (".ci/",)
+NOT_PUBLISHED = (".ci/", ".gitignore")
 
 
 class FaultError(Exception):
@@ -65,10 +65,10 @@ def in_wheel(path):
 
 
 def in_sdist(path):
-    """The files, without the folder they are all in."""
+    """The files, without the folder they are all in and what hatchling adds."""
     with tarfile.open(path) as sdist:
-        names = (member.name.partition("/")[2] for member in sdist if member.isfile())
-        return {name for name in names if name != "PKG-INFO"}
+        names = {member.name.partition("/")[2] for member in sdist if member.isfile()}
+        return names - {"PKG-INFO", ".gitignore"}
 
 
 def same(what, found, wanted):

@@ -25,7 +25,7 @@ from transfer_engine.kernels import rights
 SEGMENT = 16 << 20
 SHAPES = ((1, 64 << 10), (16, 64 << 10), (1, 1 << 20), (128, 4096), (116, 4096), (1, 4096))
 TURNS, CALLS = 10, 20
-SECONDS = 10
+SECONDS = 3
 _generations = itertools.count(step=1 << 17)
 
 

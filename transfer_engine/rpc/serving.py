@@ -492,9 +492,8 @@ class Connection(asyncio.Protocol):
         if not isinstance(error, StoreError):
             operation = self._service.registry.by_opcode[frame.opcode].name
             known = {"request": frame.request_id, "peer": self.peer, "operation": operation}
-            log.error(
-                "operation %s for %s failed", operation, self.peer, exc_info=error, extra=known
-            )
+            told = "operation %s for %s failed"
+            log.error(told, operation, self.peer, exc_info=error, extra=known)
             error = StoreError(
                 f"the server failed: {type(error).__name__}: {error}",
                 operation=operation,

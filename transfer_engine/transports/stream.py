@@ -137,6 +137,7 @@ _ASKED_WAIT_S = 1.0
 # Moved by Python between two looks at when rights end.
 _PIECE_BYTES = 4 << 20
 _NO_RIGHTS: Columns = np.zeros((0, 2), dtype=np.int64)
+_NO_RECEIPTS: Columns = np.zeros(0, dtype=np.int64)
 _NO_WORDS = np.zeros(0, dtype=np.uint64)
 
 
@@ -383,14 +384,15 @@ class Link:
             self._iov = np.zeros(needed, dtype=np.int64)
         self._state[:] = 0
         rights = _NO_RIGHTS if batch.rights is None else batch.rights
+        receipts = _NO_RECEIPTS if batch.receipts is None else batch.receipts
         spins = self._spins(total if writing and lengths.size == 1 else 0)
         little = total <= stream.WINDOW_BYTES
         apart = 0 if little or (sums is None and batch.tags is None) else 1
         if sums is not None and little and writing:
             xxh3.xxh3_64_ranges(addresses, lengths, SEED, sums)
         asking = (
-            batch.offsets, lengths, addresses, batch.statuses, rights, self.message, self._iov,
-            expected, 1 if writing else 0, apart, spins,
+            batch.offsets, lengths, addresses, batch.statuses, rights, receipts, self.message,
+            self._iov, expected, 1 if writing else 0, apart, spins,
         )  # fmt: skip
         code = self._drive(moving.exchange, *asking)
         if apart and writing:
@@ -402,8 +404,6 @@ class Link:
         if code != moving.MOVED_ALL:
             self._keep_ahead(self.message)
             return False
-        if batch.receipts is not None:
-            batch.receipts[:] = self.message[moving.RECEIPTS_AT :][: lengths.size]
         if apart and not writing:
             self._move_hashed(batch, receive=True)
         elif sums is not None and not writing:
@@ -502,8 +502,9 @@ class Link:
             )  # fmt: skip
         except BaseException:
             if state[3] == serving.TAKE and state[serving.ENDS]:
-                tags, _ = self.shown(int(self.message[moving.COLUMNS_AT - 1]))
-                used_rights.give_back(table.used, tags, np.zeros(tags.size, dtype=np.int32))
+                shown = self.shown(int(self.message[moving.COLUMNS_AT - 1]))
+                statuses = np.zeros(shown[0].size, dtype=np.int32)
+                used_rights.give_back(table.used, *shown, statuses)
             raise
         finally:
             self.end_after(math.inf)

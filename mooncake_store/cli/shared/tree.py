@@ -24,9 +24,10 @@ __all__ = ["COMMANDS", "root", "run"]
 
 COMMANDS = (
     "version", "config", "master", "worker", "standby", "promote", "standbys", "member", "shard",
-    "status", "top", "put", "get", "sync", "ls", "stat", "exists", "hint", "rm", "mount", "umount",
+    "status", "top", "jobs", "events", "drain", "copy", "move", "tenant",
+    "put", "get", "sync", "ls", "stat", "exists", "hint", "rm", "mount", "umount",
     "serve", "chat", "simulate", "trace", "advise",
-    "doctor", "topology", "journal", "state", "secret", "warmup", "bench",
+    "doctor", "topology", "journal", "state", "secret", "warmup", "bench", "completion",
 )  # fmt: skip
 ELSEWHERE = dict.fromkeys(("serve", "chat", "simulate", "trace", "advise"), "serving.cli")
 

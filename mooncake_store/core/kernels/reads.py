@@ -121,7 +121,7 @@ def get(context, client, now, ttl, digests, answers, replicas):
     table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
     find(context, table_a, table_b, rows, digests, found)
     window = ((now // context[HITS_WINDOW_NS]) & HITS_WINDOWS) << HITS_BITS
-    m, hits, misses, away, unready, nbytes, seen = 0, 0, 0, 0, 0, 0, 0
+    m, hits, away, unready, nbytes, seen = 0, 0, 0, 0, 0, 0
     count = context[NOTED]
     for i in range(digests.shape[0]):
         row = found[i]
@@ -141,7 +141,6 @@ def get(context, client, now, ttl, digests, answers, replicas):
             answers[i].lease_ns = 0
             answers[i].generation = 0
             answers[i].status = status
-            misses += 1
             away += status == ABSENT
             unready += status == NOT_READY
             continue
@@ -166,7 +165,7 @@ def get(context, client, now, ttl, digests, answers, replicas):
         header = column(context, RING_HEADER, INT64)
         header[HORIZON] = max(header[HORIZON], now + ttl)
         context[TALLY + HITS] += hits
-        context[TALLY + MISSES] += misses
+        context[TALLY + MISSES] += digests.shape[0] - hits
         context[TALLY + AWAY] += away
         context[TALLY + UNREADY] += unready
         context[TALLY + READ_BYTES] += nbytes
