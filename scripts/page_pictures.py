@@ -42,12 +42,12 @@ def work(url: str, ended: threading.Event) -> None:
     chance = random.Random(1)
     with Client(url) as client:
         while not ended.wait(0.03):
-            first = int(chance.expovariate(1 / 250))
+            first = int(chance.expovariate(1 / 200))
             keys = [f"llama/{chance.randrange(4)}/block-{first + at}" for at in range(16)]
             found = client.get_many(keys)
             missing = [key for key, status in zip(keys, found.statuses, strict=True) if status]
             if missing:
-                client.put_many(missing, [b"x" * 60_000] * len(missing))
+                client.put_many(missing, [b"x" * 150_000] * len(missing))
 
 
 async def take(url: str) -> None:
@@ -69,7 +69,7 @@ def main() -> None:
         Control("127.0.0.1", 0) as control,
     ):
         control.serve(cluster.address)
-        disk = ("--segment", f"file:{folder}/pool,400MB", "--name", "worker-disk")
+        disk = ("--segment", f"file:{folder}/pool,400MB", "--memory", "anonymous")
         lends = subprocess.Popen(
             [sys.executable, "-m", "mooncake_store", "worker", "--master", cluster.address, *disk]
         )

@@ -100,4 +100,4 @@ def test_what_is_wrong_is_named_worst_first():
         "disk of w-1/disk, worker w-1: EIO",
         "standby 0000000000000007 at 10.0.0.7:1 does not follow",
     ]
-    assert status_value(found)["problems"] == problems(found)
+    assert status_value(found)["problems"] == [each.what for each in problems(found)]

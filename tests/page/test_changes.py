@@ -65,7 +65,7 @@ async def test_a_change_is_refused_to_whoever_is_no_admin(browser, place):
     await page.press("Enter")  # with nothing at all it is not even asked
     for credential, why in (
         ("mooncake:somebody:" + "a" * 64, "none that this pool believes"),
-        (place.writer, "admin"),
+        (place.writer, "one of a writer"),
         ("schlüssel", "no such characters"),
     ):
         await confirm(page, credential)

@@ -31,6 +31,7 @@ export function makeChanges() {
 async function send() {
   const asked = wish, given = $("credential").value.trim();
   if (!/^[\x21-\x7e]+$/.test(given)) return refused("A credential has no such characters.");
+  say($("change-refused"), "");
   $("change-do").disabled = true;
   try {
     const answer = await fetch(asked.path, {
