@@ -24,7 +24,7 @@ from transfer_engine.testing import OwnerProcess, content
 from transfer_engine.transports import greeting, shm_server, tcp_server
 from transfer_engine.transports.dialing import dial
 from transfer_engine.transports.handover import socket_address
-from transfer_engine.transports.stream import REQUEST, REQUEST_BODY_BYTES, WRITE
+from transfer_engine.transports.stream import REQUEST, REQUEST_BODY_BYTES, WRITE, Link
 from transfer_engine.wire.frame import MAGIC, VERSION
 from transfer_engine.wire.handshake import ClientHandshake, Identity
 
@@ -334,3 +334,16 @@ def threads_in(function):
     """Whether a thread is in a function of this name."""
     stacks = (traceback.extract_stack(frame) for frame in sys._current_frames().values())
     return any(frame.name == function for stack in stacks for frame in stack)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
+def test_who_stays_at_an_address_is_not_paced_and_others_are_as_the_machine_says(host):
+    option = socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16
+    with (
+        socket.create_server((host, 0)) as listener,
+        socket.create_connection(listener.getsockname(), source_address=("127.0.0.1", 0)) as sock,
+    ):
+        before = sock.getsockopt(*option)
+        Link(sock, "peer")
+        near = sock.getsockopt(*option).rstrip(b"\0")
+        assert near == (b"reno" if host == "127.0.0.1" else before.rstrip(b"\0"))

@@ -332,6 +332,21 @@ def _hear(fd, message, receipts, spins, state):
 
 
 @njit(cache=True, nogil=True)
+def _put_columns(offsets, lengths, rights, message):
+    """Put the columns of a request behind its header; returns how many words they are. O(n)."""
+    count = offsets.size
+    for i in range(count):
+        message[COLUMNS_AT + i] = offsets[i]
+        message[COLUMNS_AT + count + i] = lengths[i]
+    if rights.size == 0:
+        return PLAIN_COLUMNS * count
+    for i in range(count):
+        message[COLUMNS_AT + 2 * count + i] = rights[i, 0]
+        message[COLUMNS_AT + 3 * count + i] = rights[i, 1]
+    return SHOWN_COLUMNS * count
+
+
+@njit(cache=True, nogil=True)
 def exchange(
     fd, offsets, lengths, addresses, statuses, rights, receipts, message, iov, expected, writing,
     apart, spins, state,
@@ -348,20 +363,10 @@ def exchange(
     message[:REPLY_WORDS] and nothing of what follows it received but the bytes ahead, which are at
     RECEIPTS_AT. O(n).
     """
-    count = offsets.size
     told = receipts.size
     if state[3] == 0:
-        for i in range(count):
-            message[COLUMNS_AT + i] = offsets[i]
-            message[COLUMNS_AT + count + i] = lengths[i]
         iov[0] = message.ctypes.data + 8 * REPLY_WORDS
-        columns = PLAIN_COLUMNS
-        if rights.size > 0:
-            columns = SHOWN_COLUMNS
-            for i in range(count):
-                message[COLUMNS_AT + 2 * count + i] = rights[i, 0]
-                message[COLUMNS_AT + 3 * count + i] = rights[i, 1]
-        iov[1] = 8 * (REQUEST_WORDS + columns * count)
+        iov[1] = 8 * (REQUEST_WORDS + _put_columns(offsets, lengths, rights, message))
         entries = 0
         if writing != 0 and apart == 0:
             entries, _ = build_iov(0, addresses, lengths, statuses, iov[2:], 0, 0)
