@@ -4,14 +4,15 @@ SEED ?= 1
 SEEDS ?= 1
 MINUTES ?= 10
 SECONDS ?= 1800
+SITE ?= build/site
 PREVIOUS ?= HEAD~1
 # Many images set it: each of the hundreds of processes below would compile all it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store chaos clean
+.PHONY: help setup setup-test setup-docs demo test check bench docs fuzz soak soak-store chaos clean
 .PHONY: predictions test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma
 .PHONY: test-compat test-hosts test-serving soak-serving soak-reboot soak-standby upgrade
-.PHONY: sweeps abuse crowd overload conversations vllm-routing
+.PHONY: abuse crowd overload conversations vllm-routing package-check deploy-check sweeps
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -21,6 +22,9 @@ setup:           ## make .venv with everything the other targets need
 
 setup-test:      ## setup, and torch for the tensor tests
 	@scripts/setup.sh torch
+
+setup-docs:      ## setup, and what makes the site of the documents
+	@scripts/setup.sh docs
 
 demo: setup-test ## run the main jobs on embedded defaults and say what they did
 	@.venv/bin/mooncake warmup
@@ -41,6 +45,10 @@ test-hosts: setup-test ## members on hosts of their own, 20 schedules of partiti
 test-rdma: setup-test ## RDMA, NVMe-oF and dax, for real, in a virtual machine
 	@$(PY) -m tests.rdma.vm
 
+deploy-check: setup ## units, images, manifests and rules of deploy/ before the tools that judge them
+	@$(PY) -m tests.deploy.check
+	@$(PY) -m tests.deploy.check_metrics || [ $$? -eq 77 ]
+
 test-compat: setup-test ## the drop-in beside the original, and the original's own tests on it
 	@$(PY) scripts/compat_check.py
 
@@ -51,15 +59,23 @@ check: setup-test ## ruff, format, mypy --strict, import contracts, tidy test
 	@.venv/bin/lint-imports
 	@$(PY) -m pytest -q tests/test_tidy.py tests/ground/test_reference.py
 
+package-check: setup ## sdist and wheel: built, compared with git, installed alone, and used there
+	@$(PY) -m tests.packaging.check
+
 bench: setup     ## every benchmark, quickly
 	@.venv/bin/mooncake bench all --quick
 
-docs: setup      ## write anew what is generated: docs/reference, the asyncio client
+docs: setup-docs ## write anew what is generated (docs/reference, ...), then the site: build/site
 	@$(PY) scripts/cli_reference.py
+	@$(PY) -m scripts.man_pages
 	@$(PY) scripts/store_reference.py
 	@$(PY) scripts/http_reference.py
+	@$(PY) scripts/metrics_reference.py
 	@$(PY) scripts/async_client.py
 	@$(PY) scripts/wire_promises.py
+	@$(PY) scripts/notebook.py
+	@$(PY) scripts/deploy_rules.py
+	@$(PY) -m scripts.docs_site $(SITE)
 
 test-gpu: setup-test ## device memory on a real CUDA device; skips with a reason where none is
 	@$(PY) -m pytest -n 0 -m gpu tests/transfer tests/serving tests/vllm
@@ -134,5 +150,5 @@ test-lmcache: setup ## the same for LMCache: both its plug-in points, and its ow
 	@scripts/engine.sh lmcache
 
 clean:           ## remove everything that is not in git
-	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .venv-deploy build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -24,12 +24,16 @@ from typing import TYPE_CHECKING, Any
 import numba
 
 from kernel_cache import telling
+from kernel_cache.interpreter import ADVICE, refusal
 from kernel_cache.places import place_of, places_tried
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["njit"]
+
+if _why := refusal():
+    raise ImportError(f"{_why}; {ADVICE}")
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,6 @@ each secret.
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 import secrets
 import ssl
@@ -35,7 +34,7 @@ from mooncake_store.endpoint import read_private, read_secret
 from mooncake_store.errors import AlreadyExistsError, ConfigError, NotFoundError
 from mooncake_store.limits import check_limits
 from mooncake_store.master.kept_files import write_whole
-from mooncake_store.private_folder import files_in, mark_of, written
+from mooncake_store.private_folder import Readings, files_in, mark_of, written
 from transfer_engine.rpc.address import is_loopback
 from transfer_engine.wire.keyring import (
     Alone,
@@ -60,8 +59,6 @@ __all__ = [
     "look", "make", "pool_secret_in", "pool_secret_of", "revoke", "rotate", "sealing", "secret_in",
     "secret_of", "text_of", "told", "write_text",
 ]  # fmt: skip
-
-log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 _FILE_BYTES_MAX = 1 << 16
@@ -134,18 +131,22 @@ class NamedKeyring(Keyring):
         self._shared = shared
         self._directory = Path(directory).expanduser().absolute()
         self._looked_at = time.monotonic()
-        self._seen: dict[str, Mark] = {}
-        self._entries: dict[str, Entry] = {}
         self._limits: dict[str, dict[str, int]] = {}
         """By principal; sessions go on when these change, and have them by then."""
-        self._read(strict=True)
+        self._files = Readings(
+            lambda: _files(self._directory),
+            lambda name: _entry(self._directory, name),
+            none="nobody with a name is believed any more",
+            wrong="%s is not believed: %s",
+        )
+        self._follow_limits()
 
     def accepted(self, principal: str) -> Sequence[Key]:
         """Return what this principal may prove now."""
         if not principal:
             return self._shared.accepted("")
         self._look(principal)
-        entry = self._entries.get(principal)
+        entry = self._files.told.get(principal)
         if entry is None:
             return ()
         return entry.keys(principal, time.time(), self._limits[principal])
@@ -155,7 +156,7 @@ class NamedKeyring(Keyring):
         if not rights.principal:
             return True
         self._look()
-        entry, now = self._entries.get(rights.principal), time.time()
+        entry, now = self._files.told.get(rights.principal), time.time()
         return entry is not None and now < rights.until and any(
             replace(key.rights, until=rights.until) == rights
             for key in entry.keys(rights.principal, now)
@@ -166,38 +167,17 @@ class NamedKeyring(Keyring):
         now = time.monotonic()
         if now - self._looked_at >= LOOK_S or self._differs(newcomer):
             self._looked_at = now
-            self._read(strict=False)
+            if self._files.look(strict=False):
+                self._follow_limits()
 
     def _differs(self, name: str) -> bool:
         """Whether the file of a principal, or that there is none, is not what was read last."""
         if not _NAME.fullmatch(name):  # a peer may say anything
             return False
-        return mark_of(self._directory / f"{name}{_SUFFIX}") != self._seen.get(name)
+        return mark_of(self._directory / f"{name}{_SUFFIX}") != self._files.seen.get(name)
 
-    def _read(self, *, strict: bool) -> None:
-        try:
-            found = _files(self._directory)
-        except ConfigError as error:
-            if strict:
-                raise
-            if self._seen:
-                log.error("nobody with a name is believed any more: %s", error.what)
-            self._seen, self._entries = {}, {}
-            return
-        known: dict[str, Entry] = {}
-        for name, mark in found.items():
-            if self._seen.get(name) == mark:
-                if name in self._entries:
-                    known[name] = self._entries[name]
-                continue
-            try:
-                known[name] = _entry(self._directory, name)
-            except ConfigError as error:
-                if strict:
-                    raise
-                log.error("%s is not believed: %s", name, error.what)
-        self._seen, self._entries = found, known
-        for name, entry in known.items():
+    def _follow_limits(self) -> None:
+        for name, entry in self._files.told.items():
             held = self._limits.setdefault(name, {})
             held.update(entry.limits)  # first: at no time shall there be none
             for gone in held.keys() - entry.limits.keys():

@@ -42,7 +42,17 @@ if TYPE_CHECKING:
     from transfer_engine.topology.machine import Topology
     from transfer_engine.wire.keyring import Secret
 
-__all__ = ["Finding", "Host", "Route", "Severity", "ask_peer", "examine", "routes", "routes_to"]
+__all__ = [
+    "OPEN_FILES_MIN",
+    "Finding",
+    "Host",
+    "Route",
+    "Severity",
+    "ask_peer",
+    "examine",
+    "routes",
+    "routes_to",
+]
 
 
 class Severity(IntEnum):
@@ -83,7 +93,8 @@ def _ok_if(
 
 
 _UNLIMITED = resource.RLIM_INFINITY
-_OPEN_FILES_MIN = 4096
+OPEN_FILES_MIN = 4096
+"""What a program that serves others should be able to open."""
 _SHM_MIN = GIB
 _EPHEMERAL_PORTS_MIN = 10_000
 _SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")
@@ -293,10 +304,10 @@ def _memory(host: Host, found: Topology) -> Iterator[Finding]:
         )  # fmt: skip
     files = host.limits["nofile"]
     yield _ok_if(
-        files == _UNLIMITED or files >= _OPEN_FILES_MIN,
+        files == _UNLIMITED or files >= OPEN_FILES_MIN,
         "open files", "unlimited" if files == _UNLIMITED else f"{files}",
         WARNING, f"{files}: about as many connections and segments",
-        f"ulimit -n {_OPEN_FILES_MIN} or more",
+        f"ulimit -n {OPEN_FILES_MIN} or more",
     )  # fmt: skip
     yield _ok_if(
         host.read("proc/sys/vm/overcommit_memory") != "2",

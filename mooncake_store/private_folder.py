@@ -1,6 +1,8 @@
 """A directory of small files with secrets: which there are, how they look, and writing one.
 
     marks = files_in(directory, ".json", advice="...")      # names without the suffix
+    files = Readings(lambda: marks, read)                   # what they say, by name
+    files.look(strict=False)                                # and now, where they have changed
     with written(directory):                                # an OSError there is a ConfigError
         write_whole(directory / "alice.json", content)
 
@@ -11,18 +13,23 @@ look is a system call a file.
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from mooncake_store.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["Mark", "files_in", "mark_of", "written"]
+__all__ = ["Mark", "Readings", "files_in", "mark_of", "written"]
+
+log = logging.getLogger(__name__)
+
+Told = TypeVar("Told")
 
 
 class Mark(NamedTuple):
@@ -71,6 +78,56 @@ def mark_of(path: Path) -> Mark | None:
 
 def _mark(seen: os.stat_result) -> Mark:
     return Mark(seen.st_ino, seen.st_mtime_ns, seen.st_size, seen.st_mode)
+
+
+class Readings(Generic[Told]):
+    """What the files of a directory say; those that changed are read again when somebody looks.
+
+    files: those that there are, and how they look. read: one by its name. Both raise ConfigError.
+    What is wrong costs a line of the log, and the file its place in `told`. none, wrong: what is
+    logged of a directory that cannot be used, and of a file, whose name goes before the cause.
+    """
+
+    def __init__(
+        self,
+        files: Callable[[], dict[str, Mark]],
+        read: Callable[[str], Told],
+        *,
+        none: str,
+        wrong: str,
+    ) -> None:
+        self._files, self._read = files, read
+        self._none, self._wrong = none, wrong
+        self.seen: dict[str, Mark] = {}
+        self.told: dict[str, Told] = {}
+        self.look(strict=True)
+
+    def look(self, *, strict: bool) -> bool:
+        """Read what has changed, and return whether anything has. strict: raise what is wrong."""
+        try:
+            found = self._files()
+        except ConfigError as error:
+            if strict:
+                raise
+            if self.seen:
+                log.error("%s: %s", self._none, error.what)
+            found = {}
+        if found == self.seen:
+            return False
+        told: dict[str, Told] = {}
+        for name, mark in found.items():
+            if self.seen.get(name) == mark:
+                if name in self.told:
+                    told[name] = self.told[name]
+                continue
+            try:
+                told[name] = self._read(name)
+            except ConfigError as error:
+                if strict:
+                    raise
+                log.error(self._wrong, name, error.what)
+        self.seen, self.told = found, told
+        return True
 
 
 @contextmanager

@@ -15,7 +15,6 @@ Cost: a look at the directory a second, while something is written or read there
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import threading
@@ -30,13 +29,12 @@ from mooncake_store.credentials import KEYS_SUFFIX
 from mooncake_store.endpoint import check_namespace, read_private
 from mooncake_store.errors import ConfigError, NotFoundError
 from mooncake_store.master.kept_files import write_whole
-from mooncake_store.private_folder import files_in, written
+from mooncake_store.private_folder import Readings, files_in, written
 from transfer_engine.segments.sealing import (
     ALL,
     KEY_BYTES,
     KEYS_BYTES_MAX,
     KeyRing,
-    SealingKey,
     id_of,
     keys_of,
 )
@@ -45,8 +43,6 @@ if TYPE_CHECKING:
     from mooncake_store.private_folder import Mark
 
 __all__ = ["KeyFolder", "destroy", "keys_in", "make", "ring_at"]
-
-log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 _KEYS_MAX = 64
@@ -72,11 +68,14 @@ class KeyFolder(KeyRing):
         self._directory = _absolute(directory)
         self._looked_at = time.monotonic()
         self._looking = threading.Lock()
-        self._seen: dict[str, Mark] = {}
-        self._keys: dict[str, list[SealingKey]] = {}
-        super().__init__({})
-        self._read(strict=True)
-        if not self._keys:
+        self._files = Readings(
+            lambda: _files(self._directory),
+            lambda namespace: keys_of(_secrets(self._directory, namespace)),
+            none="there are no keys of namespaces any more",
+            wrong="the keys of namespace %r are not used: %s",
+        )
+        super().__init__(self._files.told)
+        if not self._files.told:
             raise ConfigError(f"{self._directory} has no key of a namespace", advice=_FIRST)
 
     def look(self) -> None:
@@ -84,35 +83,11 @@ class KeyFolder(KeyRing):
         if time.monotonic() - self._looked_at >= LOOK_S and self._looking.acquire(blocking=False):
             try:
                 self._looked_at = time.monotonic()
-                self._read(strict=False)
+                if self._files.look(strict=False):
+                    # One whose file is wrong has none, and none of others in their place.
+                    self.hold({each: self._files.told.get(each, []) for each in self._files.seen})
             finally:
                 self._looking.release()
-
-    def _read(self, *, strict: bool) -> None:
-        try:
-            found = _files(self._directory)
-        except ConfigError as error:
-            if strict:
-                raise
-            if self._seen:
-                log.error("there are no keys of namespaces any more: %s", error.what)
-            found = {}
-        if found == self._seen:
-            return
-        keys = {}
-        for namespace, mark in found.items():
-            if self._seen.get(namespace) == mark:
-                keys[namespace] = self._keys[namespace]
-                continue
-            try:
-                keys[namespace] = keys_of(_secrets(self._directory, namespace))
-            except ConfigError as error:
-                if strict:
-                    raise
-                log.error("the keys of namespace %r are not used: %s", namespace, error.what)
-                keys[namespace] = []  # and none of others in their place
-        self._seen, self._keys = found, keys
-        self.hold(keys)
 
 
 def ring_at(path: str) -> KeyRing:

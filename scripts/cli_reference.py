@@ -21,9 +21,11 @@ HEAD = """# The `mooncake` command
 Written by `python scripts/cli_reference.py`; edit the commands in `mooncake_store/cli/`.
 
 `--json` makes a command print exactly one JSON object on standard output; an error is then one
-object on standard error. `--debug`, anywhere on the line, adds the traceback of an error. Colour
+object on standard error; what tells of several things one after the other, as `events`, prints one
+a line. `--debug`, anywhere on the line, adds the traceback of an error. Colour
 and progress appear only on a terminal, and never with `NO_COLOR` set.
-`mooncake --install-completion` sets up completion for your shell.
+`mooncake completion` prints what a shell completes command lines with, and `man mooncake` and
+`man mooncake-drain` show these pages where the package is installed.
 
 ## Exit codes
 
@@ -35,15 +37,16 @@ and progress appear only on a terminal, and never with `NO_COLOR` set.
 def page() -> str:
     """The text of the page."""
     codes = "".join(f"| {int(code)} | {meaning} |\n" for code, meaning in EXIT_MEANINGS.items())
-    return HEAD + codes + "".join(_section(path, command) for path, command in _commands(root()))
+    return HEAD + codes + "".join(_section(path, command) for path, command in commands(root()))
 
 
-def _commands(group: Any, path: tuple[str, ...] = ("mooncake",)) -> Iterator[tuple[str, Any]]:
+def commands(group: Any, path: tuple[str, ...] = ("mooncake",)) -> Iterator[tuple[str, Any]]:
+    """Every command below a group, each with its whole name."""
     context = typer.Context(group, info_name=path[-1])
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         if hasattr(command, "list_commands"):
-            yield from _commands(command, (*path, name))
+            yield from commands(command, (*path, name))
         else:
             yield " ".join((*path, name)), command
 
@@ -51,7 +54,7 @@ def _commands(group: Any, path: tuple[str, ...] = ("mooncake",)) -> Iterator[tup
 def _section(path: str, command: Any) -> str:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option"]
-    usage = " ".join([path, *(_argument(p) for p in arguments), "[OPTIONS]"])
+    usage = " ".join([path, *(argument(p) for p in arguments), "[OPTIONS]"])
     rows = "".join(
         f"| {_names(p)} | {_default(p)} | {_cell(p.help or '')} |\n"
         for p in [*arguments, *options]
@@ -64,7 +67,8 @@ def _section(path: str, command: Any) -> str:
     return f"\n## `{usage}`\n\n{about}\n\n{table}\n```console\n{examples}```\n"
 
 
-def _argument(parameter: Any) -> str:
+def argument(parameter: Any) -> str:
+    """An argument as it is shown: in brackets where it may be left out."""
     name = (parameter.metavar or parameter.name).upper()
     shown = name if parameter.required else f"[{name}]"
     return f"{shown}..." if parameter.nargs == -1 else shown
@@ -72,9 +76,9 @@ def _argument(parameter: Any) -> str:
 
 def _names(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
-        return f"`{_argument(parameter)}`"
+        return f"`{argument(parameter)}`"
     flags = ", ".join(f"`{option}`" for option in [*parameter.opts, *parameter.secondary_opts])
-    return flags + (f" `{parameter.metavar}`" if parameter.metavar else "")
+    return flags + (f" `{_cell(parameter.metavar)}`" if parameter.metavar else "")
 
 
 def _default(parameter: Any) -> str:

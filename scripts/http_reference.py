@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from mooncake_store.admin import api as admin_api
 from mooncake_store.compat import control_api, rest_api
 from mooncake_store.program.shell import Shell, described
 from serving.front import api, engines_api
@@ -22,6 +23,7 @@ _SHELL = Shell(token="a token")
 PAGES = {
     "rest.json": lambda: described(rest_api.API, _SHELL, rest_api.KEYS),
     "control.json": control_api.description,
+    "admin.json": admin_api.description,
     "front.json": lambda: described(api.API, _SHELL),
     "engines.json": lambda: described(engines_api.API, _SHELL),
 }

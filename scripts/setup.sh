@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv; a second run costs milliseconds. `setup.sh` is what the store needs, `setup.sh torch`
-# adds torch for serving and the tensor tests (it is large, so the store does without).
+# adds torch for serving and the tensor tests (it is large, so the store does without), and
+# `setup.sh docs` what makes a site of the documents.
 # System packages are installed when root, and named otherwise. PYTHON= chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -57,6 +58,7 @@ echo "setup: making .venv with $("$python" --version)"
 .venv/bin/python -c 'import pip' 2>/dev/null || "$python" -m venv --clear .venv
 pip() { .venv/bin/pip install --quiet --disable-pip-version-check -c scripts/constraints.txt "$@"; }
 [ "$extra" = torch ] && pip torch transformers -e ".[serve]"
+[ "$extra" = docs ] && pip -e ".[docs]"
 pip -e ".[dev]"
 echo "setup: compiling the kernels, once"
 .venv/bin/mooncake warmup

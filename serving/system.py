@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from mooncake_store import AsyncClient
 from mooncake_store.errors import ConfigError, StoreError
 from mooncake_store.local_cluster import LocalCluster
+from mooncake_store.program import logs
 from mooncake_store.program.shell import Shell
 from mooncake_store.program.web import WebServer
 from serving.conductor.conductor import Conductor
@@ -227,8 +228,8 @@ class ServingSystem:
             pool = dict.fromkeys(("tls_certificate", "tls_key", "tls_authority", "tls_name"), "")
             self.store = LocalCluster(
                 segment=settings.segment,
-                master=pool,
-                worker={"overcommit": settings.overcommit, **pool},
+                master=pool | logs.chosen(),
+                worker={"overcommit": settings.overcommit, **pool, **logs.chosen()},
             )
             await asyncio.to_thread(self.store.start)
             self.store_url = self.store.url

@@ -32,6 +32,31 @@ ARGUMENTS = (
 MESSAGE_BYTES_MAX = 64 << 20
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "Home": 36, "ArrowLeft": 37}
 
+CONTRASTS = """(() => {
+  const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const light = (colour) => {
+    const [r, g, b] = channels(colour).map((one) => one / 255)
+      .map((one) => one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (node) => {
+    const colour = getComputedStyle(node).backgroundColor;
+    return channels(colour)[3] === 0 && node.parentElement ? behind(node.parentElement) : colour;
+  };
+  const found = {};
+  for (const node of document.querySelectorAll('body *')) {
+    const own = [...node.childNodes].some((one) => one.nodeType === 3 && one.data.trim());
+    if (!own || !node.getClientRects().length) continue;
+    const style = getComputedStyle(node);
+    const [a, b] = [light(node instanceof SVGElement ? style.fill : style.color),
+      light(behind(node))];
+    found[node.tagName + '.' + (node.getAttribute('class') || '')] =
+      (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  }
+  return {found, back: light(getComputedStyle(document.body).backgroundColor)};
+})()"""
+"""How much text differs from what is behind it, by kind of element, and how light the page is."""
+
 
 def installed():
     """The browser, or a skip."""

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from mooncake_store.cli.shared.tree import root
 from scripts.cli_reference import page
+from tests.command_lines import parse
 from tests.sources import ROOT, files, text
 
 PAGES = files(".md")
@@ -98,12 +98,7 @@ def test_console_blocks_show_commands_that_exist(path, line, info, body, tmp_pat
             )
             assert done.returncode == 0, f"{path}:{line}: {shlex.join(words)}: {done.stderr}"
             continue
-        command, rest, context = root(), words[1:], None
-        while True:
-            context = command.make_context(words[0], list(rest), parent=context)
-            if not hasattr(command, "commands"):
-                break
-            _name, command, rest = command.resolve_command(context, rest)
+        parse(words)
 
 
 def test_the_command_reference_is_up_to_date():

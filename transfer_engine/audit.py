@@ -57,6 +57,7 @@ def acted(
     log.info(
         "%s from %s: %s(%s): %s",
         who, peer, operation, _short(request), _cut(outcome, _OUTCOME_CHARS),
+        extra={"peer": peer, "operation": operation},
     )  # fmt: skip
 
 
@@ -70,7 +71,10 @@ def refused(who: str, peer: str, operation: str, why: str, lack: Lack) -> None:
             _seldom.popitem(last=False)
         often = seldom.due()
     if often is not None:
-        log.warning("%s from %s: %s refused: %s%s", who, peer, operation, why, often)
+        log.warning(
+            "%s from %s: %s refused: %s%s", who, peer, operation, why, often,
+            extra={"peer": peer, "operation": operation},
+        )  # fmt: skip
 
 
 def _short(request: Struct) -> str:

@@ -136,8 +136,13 @@ class LastingThread(threading.Thread):
 
         A turn that lasts, such as one that waits for a connection, did not fail as others before.
         """
-        lasts = time.monotonic() - self._began > PAUSE_S_MAX
+        lasts = self.turn_s > PAUSE_S_MAX
         return self._over.is_set() or (self.is_alive() and (self._setbacks.few or lasts))
+
+    @property
+    def turn_s(self) -> float:
+        """For how long its turn lasts by now; below 0 between two of which the first failed."""
+        return time.monotonic() - self._began
 
 
 async def keep_going(name: str, turn: Callable[[], Awaitable[object]]) -> None:

@@ -31,6 +31,7 @@ from transfer_engine.errors import (
     RemoteProtocolError,
 )
 from transfer_engine.segments.file import FileSegment
+from transfer_engine.surroundings import Surroundings, surroundings
 from transfer_engine.wire.cold import MALFORMED
 from transfer_engine.wire.rights import EVERYTHING, Rights, Role
 
@@ -127,6 +128,9 @@ class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
     pid: int
     host: str
     segments: int
+    version: str = ""
+    """Of the program, where it says."""
+    around: Surroundings = Surroundings()
 
 
 Question: TypeAlias = Find | Survey | Post | Probe | Sync
@@ -215,6 +219,8 @@ class PeerService:
 
     def __init__(self, publisher: Publisher, pid: int, host: str) -> None:
         self.inbox = Inbox()
+        self.version = ""
+        """What is told as that of the program."""
         self._publisher = publisher
         self._identity = (pid, host)
 
@@ -238,7 +244,8 @@ class PeerService:
             return Posted(self.inbox.put(Notification(peer, asked.name, asked.data)))
         if isinstance(asked, Sync):
             return self._sync(asked.uuid)
-        return Alive(*self._identity, len(self._publisher.described()))
+        count = len(self._publisher.described())
+        return Alive(*self._identity, count, self.version, surroundings())
 
     def _sync(self, uuid: bytes) -> Synced:
         segment = self._publisher.find(uuid)

@@ -5,13 +5,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mooncake_store.cli.shared.app import ExitCode, JsonOption, command, emit, table
-from mooncake_store.cli.shared.client import SecretOption, secret_named
+from mooncake_store.cli.shared.client import (
+    MASTER_NAMES,
+    EtcdFileOption,
+    SecretOption,
+    secret_named,
+)
 from mooncake_store.cli.shared.program_options import ConfigOption
+from mooncake_store.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from mooncake_store.doctor import Finding, Route
 
 
+PoolOption = Annotated[
+    str | None,
+    typer.Option(
+        "--pool",
+        metavar="STORE",
+        help="Also ask the master of a pool who there is, and everybody how he is: each host, "
+        "link, clock, version and limit.",
+    ),
+]
+TransferOption = Annotated[
+    bool,
+    typer.Option("--transfer", help="With --pool: also read 8 MiB from each worker over TCP."),
+]
 _EXIT_CODES = (ExitCode.OK, ExitCode.OK, ExitCode.WARNINGS, ExitCode.PROBLEMS)
 """By severity."""
 
@@ -20,6 +39,7 @@ _EXIT_CODES = (ExitCode.OK, ExitCode.OK, ExitCode.WARNINGS, ExitCode.PROBLEMS)
     ("mooncake doctor", "everything that is not as it should be, and what to do"),
     ("mooncake doctor --all", "what is fine as well"),
     ("mooncake doctor --peer 10.0.0.7:50061", "how the memory of that worker is reached"),
+    ("mooncake doctor --pool 10.0.0.5:50051", "the whole pool as seen from here, the worst first"),
     ("mooncake doctor --config mooncake.toml", "what these settings leave open, and to whom"),
     ("mooncake doctor --master 10.0.0.5:50051", "whom that master lets in"),
     ("mooncake doctor --json", "the same for a program"),
@@ -35,9 +55,17 @@ def doctor(
     ] = None,
     master: Annotated[
         str | None,
-        typer.Option("--master", metavar="HOST:PORT", help="Also ask a master whom it lets in."),
+        typer.Option(
+            *MASTER_NAMES,
+            metavar="MASTERS",
+            help="Also ask a master whom it lets in, or each of several: HOST:PORT, separated by "
+            "commas, or the URL of a store.",
+        ),
     ] = None,
+    pool: PoolOption = None,
+    transfer: TransferOption = False,
     file: ConfigOption = None,
+    etcd_file: EtcdFileOption = None,
     secret_file: SecretOption = None,
     credentials: Annotated[
         str | None,
@@ -53,23 +81,31 @@ def doctor(
     """Examine this host: memory limits, pages, RDMA, network, clock, versions, access, paths.
 
     What is open, and who may do what, is said of the settings that a master and a worker would run
-    with here.
+    with here. What is worst comes first.
 
     The exit code says the worst that was found: 0 nothing but notes, 10 warnings, 11 problems.
     """
     from mooncake_store import doctor as examination
     from mooncake_store.doctor_access import ask_master, examine_access
 
+    if transfer and pool is None:
+        raise InvalidArgumentError("--transfer is about a pool", advice="name it with --pool")
     found = examination.examine(examination.Host())
     found += examine_access(file, secret_file, credentials)
     routes = examination.routes()
-    secret = secret_named(secret_file) if peer or master else None
+    secret = secret_named(secret_file) if peer or master or pool else None
     if peer is not None:
         asked, told = examination.ask_peer(peer, secret)
         found += asked
         routes += told
     if master is not None:
-        found += ask_master(master, secret)
+        for place in _places(master):
+            found += ask_master(place, secret)
+    if pool is not None:
+        from mooncake_store.doctor_pool import ask_pool
+
+        found = ask_pool(pool, secret, etcd_file or "", transfer=transfer) + found
+    found.sort(key=lambda item: -item.severity)
     worst = max(item.severity for item in found)
     value = {
         "worst": worst.name.lower(),
@@ -86,7 +122,6 @@ def _draw(found: "list[Finding]", routes: "list[Route]", every: bool) -> Any:
     from mooncake_store.doctor import Severity
 
     shown = [item for item in found if every or item.severity > Severity.OK]
-    shown.sort(key=lambda item: -item.severity)
     lines = []
     for item in shown:
         lines.append(f"{item.severity.name.lower():<8} {item.name}: {item.found}")
@@ -100,3 +135,17 @@ def _draw(found: "list[Finding]", routes: "list[Route]", every: bool) -> Any:
         for route in routes
     ]
     return Group(*lines, table(columns, rows))
+
+
+def _places(named: str) -> list[str]:
+    """Where the masters are that are named. Raises InvalidArgumentError for an etcd."""
+    from mooncake_store.endpoint import Etcd, split_masters
+    from transfer_engine.rpc.address import Address
+
+    where = split_masters(named)
+    if isinstance(where, Etcd):
+        raise InvalidArgumentError(
+            "masters are asked one by one here, and not an etcd about them",
+            advice="name the address of one; `mooncake status` tells which one leads",
+        )
+    return [str(Address(*place)) for place in where]

@@ -1,13 +1,12 @@
 """`mooncake master`: serve the metadata of a pool."""
 
-import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mooncake_store.cli.shared.app import JsonOption, command, emit, note
-from mooncake_store.cli.shared.program_options import ConfigOption, begin, setting_options
+from mooncake_store.cli.shared.app import JsonOption, command, note
+from mooncake_store.cli.shared.program_options import ConfigOption, announce, begin, setting_options
 from mooncake_store.cli.shared.shards import shards_in
 from mooncake_store.config.settings import MasterConfig
 
@@ -75,12 +74,11 @@ def master(
             control.serve(facts["address"])
         count = len(facts["shards"])
         plural = "" if count == 1 else "s"
-        emit(
-            {"ready": True, **facts},
+        announce(
+            facts,
             as_json=as_json,
             human=lambda: f"mooncake master is ready at {facts['address']} ({count} shard{plural})",
         )
-        sys.stdout.flush()
 
     with ExitStack() as ports:
         control = _open_ports(flags, settings, ports)
@@ -112,6 +110,7 @@ def _open_ports(flags: "Flags", settings: MasterConfig, ports: ExitStack) -> "Co
             secret_file=settings.secret_file,
             insecure=settings.insecure,
             tls=http_tls(settings, host),
+            settings=settings,
         )
         ports.enter_context(control)
         note(f"the original's control port is at {control.url}")

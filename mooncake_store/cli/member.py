@@ -1,10 +1,9 @@
 """`mooncake member`: lead, or follow who leads, as an etcd says."""
 
-import sys
 from typing import Any
 
-from mooncake_store.cli.shared.app import JsonOption, command, emit
-from mooncake_store.cli.shared.program_options import ConfigOption, begin, setting_options
+from mooncake_store.cli.shared.app import JsonOption, command
+from mooncake_store.cli.shared.program_options import ConfigOption, announce, begin, setting_options
 from mooncake_store.config.settings import MasterConfig, MemberConfig
 
 
@@ -48,12 +47,11 @@ def member(
 
     def ready(facts: dict[str, Any]) -> None:
         told = "leads" if facts["leads"] else f"follows {facts['of']}"
-        emit(
-            {"ready": True, **facts},
+        announce(
+            facts,
             as_json=as_json,
             human=lambda: f"mooncake member {told} at {facts['address']}",
         )
-        sys.stdout.flush()
         settle_garbage_collection()
 
     async def serve() -> None:

@@ -1,6 +1,5 @@
 """`mooncake shard`: shards that lead on other hosts than their master."""
 
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -18,9 +17,14 @@ from mooncake_store.cli.shared.app import (
     note,
     table,
 )
-from mooncake_store.cli.shared.client import EtcdFileOption, settings_of_store, store_options
+from mooncake_store.cli.shared.client import (
+    MASTER_NAMES,
+    EtcdFileOption,
+    settings_of_store,
+    store_options,
+)
 from mooncake_store.cli.shared.masters import connected_to, masters_named
-from mooncake_store.cli.shared.program_options import ConfigOption, begin, setting_options
+from mooncake_store.cli.shared.program_options import ConfigOption, announce, begin, setting_options
 from mooncake_store.cli.shared.shards import shards_in
 from mooncake_store.config.settings import MasterConfig
 
@@ -60,6 +64,7 @@ def serve(
         str,
         typer.Option(
             "--of",
+            *MASTER_NAMES,
             metavar="MASTERS",
             help="The master, and those that may stand in for it: HOST:PORT, separated by commas; "
             "mooncake+etcd://host:port/pool, where an etcd knows them.",
@@ -108,12 +113,11 @@ def serve(
 
     def ready(facts: "Mapping[str, Any]") -> None:
         led = ", ".join(map(str, facts["shards"])) or "no"
-        emit(
-            {"ready": True, **facts},
+        announce(
+            facts,
             as_json=as_json,
             human=lambda: f"mooncake shard leads {led} shards of {of} at {facts['address']}",
         )
-        sys.stdout.flush()
         settle_garbage_collection()
 
     async def serve_it() -> None:

@@ -1,14 +1,13 @@
 """`mooncake standby`: hold a copy of a master, and lead when it is gone."""
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mooncake_store.cli.shared.app import JsonOption, command, emit
-from mooncake_store.cli.shared.client import EtcdFileOption
+from mooncake_store.cli.shared.app import JsonOption, command
+from mooncake_store.cli.shared.client import MASTER_NAMES, EtcdFileOption
 from mooncake_store.cli.shared.masters import masters_named
-from mooncake_store.cli.shared.program_options import ConfigOption, begin, setting_options
+from mooncake_store.cli.shared.program_options import ConfigOption, announce, begin, setting_options
 from mooncake_store.config.settings import MasterConfig
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ def standby(
         str,
         typer.Option(
             "--of",
+            *MASTER_NAMES,
             metavar="MASTERS",
             help="The master it follows: HOST:PORT; several, separated by commas, where any may "
             "lead; mooncake+etcd://host:port/pool, where an etcd knows them.",
@@ -60,11 +60,10 @@ def standby(
 
     def ready(facts: "Mapping[str, Any]") -> None:
         told = "leads" if facts["leads"] else f"follows {of}"
-        emit(
-            {"ready": True, **facts},
+        announce(
+            facts,
             as_json=as_json,
             human=lambda: f"mooncake standby {told} at {facts['address']}",
         )
-        sys.stdout.flush()
 
     run_standby(settings, masters, secret, ready)

@@ -5,7 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mooncake_store.cli.shared.app import ExitCode, JsonOption, command, emit
-from mooncake_store.cli.shared.client import EtcdFileOption, SecretOption, secret_named
+from mooncake_store.cli.shared.client import (
+    MASTER_NAMES,
+    EtcdFileOption,
+    SecretOption,
+    secret_named,
+)
 from mooncake_store.cli.shared.masters import connected_to, masters_named, status_of
 
 if TYPE_CHECKING:
@@ -26,13 +31,17 @@ CALL_S = 60.0
 )
 def standbys(
     named: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="MASTERS",
             help="The master that leads: HOST:PORT; several, separated by commas, where any may; "
             "mooncake+etcd://host:port/pool, where an etcd knows them.",
         ),
-    ],
+    ] = None,
+    master: Annotated[
+        str | None,
+        typer.Option(*MASTER_NAMES, metavar="MASTERS", help="The same, as other commands take it."),
+    ] = None,
     drop: Annotated[
         str | None,
         typer.Option(
@@ -53,7 +62,9 @@ def standbys(
     from mooncake_store.errors import InvalidArgumentError
     from mooncake_store.wire.standby import DROP, Drop
 
-    masters = masters_named(named, etcd_file)
+    if (named is None) == (master is None):
+        raise InvalidArgumentError("name the masters once", advice="say HOST:PORT, or --master")
+    masters = masters_named(str(named or master), etcd_file)
     try:
         number = None if drop is None else int(drop, 16)
     except ValueError:
@@ -92,7 +103,7 @@ def _meaning(number: int, dropped: "Dropped") -> str:
 
 
 def _value(found: "ClusterStatus") -> dict[str, Any]:
-    from mooncake_store.cli.shared.standbys import standbys_value
+    from mooncake_store.admin.told import standbys_value
 
     return {
         "standbys": standbys_value(found.standbys),

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 WAIT = "60s"
 """How long `--wait` waits unless it is told."""
-_BACKING = ("memory", "disk", "store")
-"""What fails, by `Tier`."""
 PAUSE_S = 0.1
 """Between two looks: nothing announces to a stranger that a pool became ready."""
 
@@ -38,18 +36,24 @@ def status(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the pool is ready.")] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Show whether the cluster takes puts, who lends memory to it, how full that is, who stands by.
+    """Show what is wrong with a pool, who lends memory to it, how full that is, and who stands by.
 
-    Ends with 4 unless it takes puts: while no master answers, no worker lends memory, or the
-    standby that changes wait for does not follow.
+    What is wrong comes first. Ends with 4 unless it takes puts: while no master answers, no worker
+    lends memory, or the standby that changes wait for does not follow.
     """
+    from mooncake_store.admin.told import status_value
     from mooncake_store.units import parse_duration
 
     if patience is not None and not wait:
         raise InvalidArgumentError("a duration says how long --wait waits", advice="say --wait")
     patience_s = parse_duration(patience or WAIT) if wait else 0.0
     master, found = _look(time.monotonic() + patience_s)
-    emit({"master": master} | _value(found), as_json=as_json, human=lambda: _drawn(master, found))
+
+    emit(
+        {"master": master} | status_value(found),
+        as_json=as_json,
+        human=lambda: _drawn(master, found),
+    )
     return ExitCode.OK if found.ready else ExitCode.UNAVAILABLE
 
 
@@ -79,56 +83,19 @@ def _rested(until: float) -> bool:
     return True
 
 
-def _value(found: ClusterStatus) -> dict[str, Any]:
-    from mooncake_store.cli.shared.standbys import standbys_value
-    from mooncake_store.core.records import TIER_NAMES, SegmentState
-
-    return {
-        "ready": found.ready,
-        "version": found.version,
-        "pid": found.pid,
-        "uptime_s": found.uptime_ms / 1e3,
-        "shards": list(found.shards),
-        "workers": [
-            {"name": w.name, "host": w.host, "state": w.state, "silent_s": w.silent_ms / 1e3}
-            for w in found.workers
-        ],
-        "segments": [
-            {
-                "number": s.number,
-                "name": s.name,
-                "worker": s.worker,
-                "host": s.host,
-                "tier": TIER_NAMES[s.tier],
-                "state": SegmentState(s.state).name.lower(),
-                "size": s.nbytes,
-                "used": s.used_bytes,
-                "fault": s.fault,
-                "namespace": s.namespace,
-            }
-            for s in found.segments
-        ],
-        "standbys": standbys_value(found.standbys),
-        "refusing": found.refusing,
-        "waiting": found.waiting,
-    }
-
-
 def _drawn(master: str, found: ClusterStatus) -> Any:
     from rich.console import Group
     from rich.text import Text
 
+    from mooncake_store.admin.told import BACKING, problems
     from mooncake_store.cli.shared.standbys import standbys_drawn
     from mooncake_store.core.records import TIER_NAMES, SegmentState
     from mooncake_store.units import format_duration, format_size
 
     workers = {worker.name: worker for worker in found.workers}
-    ready = "ready"
-    if not found.ready:
-        ready = f"not ready: {found.refusing or 'no worker lends memory'}"
     shards = "1 shard" if len(found.shards) == 1 else f"{len(found.shards)} shards"
     first = (
-        f"{ready}; version {found.version}, {shards}, up "
+        f"{'ready; ' if found.ready else ''}version {found.version}, {shards}, up "
         f"{format_duration(round(found.uptime_ms / 1e3))}, master at {master}"
     )
     if found.waiting:
@@ -149,7 +116,7 @@ def _drawn(master: str, found: ClusterStatus) -> Any:
         owner = workers.get(segment.worker)
         state = SegmentState(segment.state).name.lower()
         if segment.fault:
-            state = f"{state}, {_BACKING[segment.tier]} fails"
+            state = f"{state}, {BACKING[segment.tier]} fails"
         if owner is not None and owner.state not in ("alive", state):
             state = f"{state}, worker {owner.state}"
         rows.append(
@@ -164,10 +131,6 @@ def _drawn(master: str, found: ClusterStatus) -> Any:
                 *([segment.namespace or "all"] if declared else []),
             )
         )
-    faults = [
-        Text(f"{_BACKING[s.tier]} of {s.name}, worker {s.worker}: {s.fault}")
-        for s in found.segments
-        if s.fault
-    ]
+    wrong = [Text(each.what) for each in problems(found)]
     shown = [table(columns, rows)] if rows else []
-    return Group(first, *shown, *faults, *standbys_drawn(found.standbys))
+    return Group(*wrong, first, *shown, *standbys_drawn(found.standbys))

@@ -1,12 +1,11 @@
 """`mooncake worker`: lend memory of this machine to a pool."""
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mooncake_store.cli.shared.app import JsonOption, command, emit
-from mooncake_store.cli.shared.program_options import ConfigOption, begin, setting_options
+from mooncake_store.cli.shared.program_options import ConfigOption, announce, begin, setting_options
 from mooncake_store.config.settings import WorkerConfig
 
 if TYPE_CHECKING:
@@ -137,8 +136,7 @@ def worker(
     secret = secret_of(settings)
 
     def ready(facts: dict[str, Any]) -> None:
-        emit({"ready": True, **facts}, as_json=as_json, human=lambda: _sentence(facts))
-        sys.stdout.flush()
+        announce(facts, as_json=as_json, human=lambda: _sentence(facts))
 
     run_worker(
         settings,

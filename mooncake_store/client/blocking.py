@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from mooncake_store.client.sessions import Writing
     from mooncake_store.client.views import Viewing
     from mooncake_store.wire.cluster import ClusterStatus
+    from mooncake_store.wire.metrics import Metrics
     from mooncake_store.wire.shard import ShardFigures
 
 __all__ = ["Client", "View", "Writer"]
@@ -414,6 +415,10 @@ class Client(BlockingLife):
     def store_stats(self, **options: Unpack[CallOptions]) -> builtins.list[ShardFigures]:
         """Totals of every shard of the store."""
         return self._run(self._listing.figures(options))
+
+    def store_metrics(self, **options: Unpack[CallOptions]) -> Metrics:
+        """What the master and its shards have counted; for whoever knows the pool's secret."""
+        return self._run(self._listing.metrics(options))
 
     def status(self, **options: Unpack[CallOptions]) -> ClusterStatus:
         """Health of the cluster: shards, workers, segments."""

@@ -1,4 +1,4 @@
-"""What packages that build on the client use of it: `compat`, `fs` and `serving`.
+"""What packages that build on the client use of it: `admin`, `compat`, `fs` and `serving`.
 
 Users find all they need in `mooncake_store.client`; this is for code that changes with it. Nothing
 else of the modules of this package is meant for anybody outside.
@@ -10,11 +10,13 @@ import time
 from typing import TYPE_CHECKING
 
 from mooncake_store.client.buffers import Memory, new_bytes
-from mooncake_store.client.failures import BUFFER_SMALL, NOT_RENAMED, OUT_OF_RANGE
+from mooncake_store.client.core import Core
+from mooncake_store.client.failures import BUFFER_SMALL, NOT_RENAMED, OUT_OF_RANGE, error_of
 from mooncake_store.client.keys import KeyBatch
+from mooncake_store.client.listing import key_named
 from mooncake_store.client.sessions import PutSession
 from mooncake_store.client.sinks import Sink
-from mooncake_store.client.steps import CLUSTER, ask_one
+from mooncake_store.client.steps import CLUSTER, Call, Steps, anew, ask_all, ask_one
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,14 +28,21 @@ if TYPE_CHECKING:
 __all__ = [
     "BUFFER_SMALL",
     "CLUSTER",
+    "Call",
+    "Core",
     "NOT_RENAMED",
     "OUT_OF_RANGE",
     "KeyBatch",
     "Memory",
     "PutSession",
     "Sink",
+    "Steps",
+    "anew",
+    "ask_all",
     "ask_one",
+    "error_of",
     "expect_rates",
+    "key_named",
     "new_bytes",
     "rates_of",
 ]

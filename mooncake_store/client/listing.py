@@ -19,6 +19,7 @@ from mooncake_store.client.steps import CLUSTER, ReshardedError, Steps, ask_one
 from mooncake_store.core.records import LISTED, SIZE_MAX, State
 from mooncake_store.errors import InvalidArgumentError, NotFoundError, StoreError
 from mooncake_store.wire.cluster import STATUS, ClusterStatus, StatusRequest
+from mooncake_store.wire.metrics import METRICS, Metrics, MetricsRequest
 from mooncake_store.wire.shard import (
     BATCH_MAX,
     LIST,
@@ -32,7 +33,7 @@ from mooncake_store.wire.shard import (
 if TYPE_CHECKING:
     from mooncake_store.client.core import CallOptions, Core
 
-__all__ = ["END", "FAREWELL_S", "PAGE_NAMES", "Listing", "Page", "names_wanted"]
+__all__ = ["END", "FAREWELL_S", "PAGE_NAMES", "Listing", "Page", "key_named", "names_wanted"]
 
 PAGE_NAMES = 1000
 """Names fetched at once for somebody who may stop after the first ones."""
@@ -119,7 +120,7 @@ class Listing:
         numbers = {place[0] for place in reply.replicas}
         named = yield from name_segments(self.core, numbers, until)
         return ObjectStat(
-            _text(reply.name) if reply.name else keys.label(0),
+            key_named(reply.name) if reply.name else keys.label(0),
             reply.size,
             "absent" if reply.absent else State(reply.state).name.lower(),
             reply.generation,
@@ -173,6 +174,12 @@ class Listing:
             found.append(figures)
         return found
 
+    def metrics(self, options: CallOptions) -> Steps[Metrics]:
+        """What the master and all shards have counted."""
+        body = METRICS.request.pack(MetricsRequest())
+        reply: Metrics = yield from ask_one(CLUSTER, METRICS, body, self.core.until(options))
+        return reply
+
     def cluster(self, options: CallOptions) -> Steps[ClusterStatus]:
         """The health of the cluster."""
         body = STATUS.request.pack(StatusRequest())
@@ -190,13 +197,14 @@ def _columns(reply: Any) -> ListedColumns:
         text = blob.decode()
         keys = [text[start:end] for start, end in spans]
     else:
-        keys = [_text(blob[start:end]) for start, end in spans]
+        keys = [key_named(blob[start:end]) for start, end in spans]
     return ListedColumns(
         keys, rows["size"].tolist(), rows["created_s"].tolist(), rows["replicas"].tolist()
     )
 
 
-def _text(name: bytes) -> str | bytes:
+def key_named(name: bytes) -> str | bytes:
+    """Return a name as a key: as text, where it is UTF-8."""
     try:
         return name.decode()
     except UnicodeDecodeError:

@@ -40,6 +40,8 @@ __all__ = [
     "Opens",
     "ReshardedError",
     "Steps",
+    "anew",
+    "ask_all",
     "ask_one",
     "clock",
     "fetch",
@@ -117,6 +119,24 @@ def fetch(shard: int, operation: Operation[Any, Any], body: bytes, until: float)
 def ask_one(shard: int, operation: Operation[Any, Any], body: bytes, until: float) -> Steps[Any]:
     """Send one request and return its reply; raises what it failed with."""
     return operation.reply.unpack((yield from fetch(shard, operation, body, until)))
+
+
+def ask_all(calls: list[Call], until: float) -> Steps[list[Any]]:
+    """Send requests side by side and return their replies; raises what one failed with."""
+    bodies = yield Calls(calls, until)
+    for body in bodies:
+        if isinstance(body, StoreError):
+            raise body.again()
+    return [each[1].reply.unpack(body) for each, body in zip(calls, bodies, strict=True)]
+
+
+def anew(make: Callable[[], Steps[T]]) -> Steps[T]:
+    """Ask all shards, and begin again where there is another number of them by now."""
+    while True:
+        try:
+            return (yield from make())
+        except ReshardedError:
+            continue
 
 
 def clock(times: list[float]) -> Callable[[], None]:

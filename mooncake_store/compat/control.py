@@ -5,13 +5,17 @@
 
 Paths, statuses and field names are the original's; what is not kept here is left out or 0. It is
 a client of the master like any other, in a thread of its own: a slow poll delays no put. Before
-`serve` names the master, `/health` says that it is not ready and everything else answers 503.
+`serve` names the master, `/health` says that it is not ready and everything else answers 503. At
+`/` there is a page for people (`mooncake_store.page`).
 
 Reading is open to whoever reaches the port, as in the original. Changing (drains, `remove_all`)
 is refused with 403 to pages of a browser, as on all such ports, and on an address that others can
 reach unless the master is insecure by its settings: the pool may have a secret that such a request
 does not prove. What type a body is of is not asked: what programs of the original call theirs is
 not ours to choose.
+
+Beside the original's paths it has those of the admin API, which begin with `/v1/`
+(`mooncake_store.admin`) and decide for themselves who may ask.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ import json
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import parse_qs
 
+from mooncake_store.admin.admission import Admission
+from mooncake_store.admin.service import AdminService
 from mooncake_store.compat.control_api import CHANGES, FIXED, READS, description
 from mooncake_store.compat.drains import DrainRefused, Drains
 from mooncake_store.compat.metrics import metrics, summary
@@ -32,15 +38,21 @@ from mooncake_store.errors import (
     StoreError,
     UnavailableError,
 )
+from mooncake_store.metrics.exposition import KIND
+from mooncake_store.metrics.of_master import master_page
+from mooncake_store.page.server import Page
 from mooncake_store.program.openapi import PATH
 from transfer_engine.rpc.http import JSON, TEXT, HttpReply, HttpRequest, HttpServer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    import socket
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from mooncake_store.client.aio import AsyncClient
     from mooncake_store.client.results import ObjectInfo
+    from mooncake_store.config.settings import MasterConfig
     from mooncake_store.wire.cluster import SegmentEntry
+    from mooncake_store.wire.shard import ShardFigures
     from transfer_engine.wire.tls import Tls
 
     Query: TypeAlias = dict[str, str]
@@ -107,6 +119,7 @@ class Control(HttpServer):
         secret_file: str = "",
         insecure: bool = False,
         tls: Tls | None = None,
+        settings: MasterConfig | None = None,
     ) -> None:
         self._may_change = insecure or is_loopback(host)
         self._secret_file = secret_file
@@ -114,6 +127,13 @@ class Control(HttpServer):
         self._client: AsyncClient | None = None
         self._connecting = asyncio.Lock()
         self._drains = Drains()
+        self._page = Page(self._connected_client)
+        self._admin = AdminService(
+            self._connected_client,
+            Admission(host, settings, insecure=insecure, sealed=tls is not None),
+            settings,
+            self.tell_refused,
+        )
         self._fixed: dict[str, Callable[[], HttpReply]] = {PATH: _description}
         self._fixed |= {each.path: getattr(self, f"_{each.name}") for each in FIXED}
         self._reads: dict[str, Handler] = {
@@ -137,11 +157,20 @@ class Control(HttpServer):
     def serve(self, master: str) -> None:
         """Answer for this master from now on."""
         self._master = master
+        self._loop.call_soon_threadsafe(self._page.begin)
 
     # -- requests
 
+    async def receive(self, request: HttpRequest, sock: socket.socket) -> HttpReply:
+        """Answer a request; the admin API decides for itself who may ask."""
+        if self._admin.has(request):
+            return await self._admin.answer(request, sock)
+        return await super().receive(request, sock)
+
     async def answer(self, request: HttpRequest) -> HttpReply:
         """Answer a request."""
+        if (shown := await self._page.answer(request)) is not None:
+            return shown
         path, _, query = request.target.partition("?")
         if request.method == "GET" and path in self._fixed:
             return self._fixed[path]()
@@ -189,6 +218,8 @@ class Control(HttpServer):
 
     async def ended(self) -> None:
         """Close the client."""
+        await self._page.close()
+        await self._admin.close()
         if self._client is not None:
             await self._client.close()
 
@@ -210,7 +241,12 @@ class Control(HttpServer):
     # -- figures
 
     async def _metrics(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
-        return _text(metrics(await client.store_stats(), await client.status()))
+        status, counted, figures = await asyncio.gather(
+            client.status(), client.store_metrics(), _figures(client)
+        )
+        told = metrics(figures, status) if figures else ""
+        told += master_page(counted, status)
+        return HttpReply(200, told.encode("utf-8", "surrogateescape"), KIND)
 
     async def _summary(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
         return _text(summary(await client.store_stats(), await client.status()))
@@ -243,7 +279,7 @@ class Control(HttpServer):
     async def _all_keys(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
         objects, after = await client.list_page(limit=LISTED)
 
-        async def pages() -> AsyncIterator[bytes]:
+        async def pages() -> AsyncGenerator[bytes]:
             page, following = objects, after
             while True:
                 if page:
@@ -309,6 +345,14 @@ class Control(HttpServer):
     async def _cancel_drain(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
         job = await self._drains.cancel(client, query.get("job_id", ""))
         return _json(_job_answer(job, "CANCELED"))
+
+
+async def _figures(client: AsyncClient) -> list[ShardFigures]:
+    """Totals of all shards; none where one of them is away, as dashboards would take the rest."""
+    try:
+        return await client.store_stats()
+    except StoreError:
+        return []
 
 
 def _job_answer(job: str, status: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from mooncake_store.compat.drains import Wish
+from mooncake_store.page.api import OPERATIONS as PAGE
 from mooncake_store.program.openapi import TEXT, Answer, Api, Operation, Parameter, Shape, openapi
 
 __all__ = ["API", "CHANGES", "FIXED", "READS", "description"]
@@ -288,7 +289,7 @@ API = Api(
     "The control port of a master",
     "What orchestrators and dashboards of the original ask, without a token.",
     Refused,
-    FIXED + READS + CHANGES,
+    FIXED + READS + CHANGES + PAGE,
 )
 
 

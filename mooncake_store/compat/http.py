@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from mooncake_store.compat.metrics import metric
+from mooncake_store.metrics.exposition import KIND
+from mooncake_store.metrics.of_client import client_page
 from transfer_engine.rpc.http import TEXT, HttpReply, HttpRequest, HttpServer
 
 if TYPE_CHECKING:
@@ -20,13 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["Endpoint"]
 
 CONNECTIONS_MAX = 16
-_COUNTERS = (
-    ("requests", "Requests sent to the store."),
-    ("keys", "Keys in them."),
-    ("lease_cache_hits", "Reads under a lease that was held already."),
-    ("failovers", "Reads that went on to another replica."),
-    ("checksum_failures", "Replicas whose bytes were not what was put."),
-)
 
 
 class Endpoint(HttpServer):
@@ -52,19 +46,12 @@ class Endpoint(HttpServer):
             return HttpReply(503, b"unhealthy\n", TEXT)
         if request.target in ("/metrics", "/metrics/summary"):
             short = request.target.endswith("summary")
-            return HttpReply(200, _metrics(self._stats(), short=short).encode(), TEXT)
+            return HttpReply(200, _metrics(self._stats(), short=short).encode(), KIND)
         return HttpReply(404, b"not found\n", TEXT)
 
 
 def _metrics(stats: ClientStats | None, *, short: bool) -> str:
     if stats is None:
         return ""
-    lines: list[str] = []
-    for name, text in _COUNTERS:
-        samples = [("", getattr(stats, name))]
-        lines += metric(f"mooncake_client_{name}_total", "counter", text, samples)
-    for way in ("read", "written"):
-        moved = getattr(stats, f"bytes_{way}").items()
-        samples = [(f'{{transport="{name}"}}', count) for name, count in moved]
-        lines += metric(f"mooncake_client_bytes_{way}_total", "counter", f"Bytes {way}.", samples)
-    return "".join(f"{line}\n" for line in lines if not (short and line.startswith("#")))
+    told = client_page(stats)
+    return "".join(f"{line}\n" for line in told.splitlines() if not (short and line[0] == "#"))

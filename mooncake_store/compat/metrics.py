@@ -8,15 +8,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mooncake_store.core.records import Tier
+from mooncake_store.metrics.exposition import lines as metric
+from mooncake_store.metrics.exposition import quoted
 from mooncake_store.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from mooncake_store.wire.cluster import ClusterStatus
     from mooncake_store.wire.shard import ShardFigures
 
-__all__ = ["metric", "metrics", "summary"]
+__all__ = ["metrics", "summary"]
 
 _TOTALS = (
     ("master_allocated_file_size_bytes", "gauge", "disk_allocated", "Bytes of disks in use."),
@@ -34,13 +36,6 @@ _TOTALS = (
         "Bytes that were copied from disks to memory.",
     ),
 )  # fmt: skip
-
-
-def metric(name: str, kind: str, text: str, samples: Iterable[tuple[str, int]]) -> list[str]:
-    """Lines of a metric in the text format of Prometheus; samples are labels and values."""
-    lines = [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-    lines += [f"{name}{label} {value}" for label, value in samples]
-    return lines
 
 
 def metrics(shards: Sequence[ShardFigures], status: ClusterStatus) -> str:
@@ -118,5 +113,4 @@ def _alive(status: ClusterStatus) -> int:
 
 
 def _label(segment: str) -> str:
-    escaped = segment.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'{{segment="{escaped}"}}'
+    return f"{{segment={quoted(segment)}}}"

@@ -50,6 +50,7 @@ from mooncake_store.config import ClientConfig, load
 from mooncake_store.credentials import http_tls
 from mooncake_store.endpoint import is_loopback
 from mooncake_store.errors import ConfigError
+from mooncake_store.program import logs
 from mooncake_store.program.descriptors import raise_limit
 from mooncake_store.program.shell import Shell, shelled
 from mooncake_store.program.token_file import TokenFile
@@ -471,6 +472,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--max-wait-time", type=float, default=60, help="seconds to wait for the store"
     )
+    parser.add_argument(
+        "--log-json", action="store_true", help="log one JSON object a line, requests as well"
+    )
     return parser.parse_args()
 
 
@@ -488,6 +492,8 @@ def _token(path: str) -> str:
 async def main() -> None:
     """Run the service until SIGTERM or Ctrl-C; SystemExit when the store stays away."""
     options = parse_arguments()
+    if options.log_json:
+        logs.configure(as_json=True)
     service = MooncakeStoreService(options.config, dict(options.define))
     stopped = asyncio.Event()
     _install_shutdown_signal_handlers(asyncio.get_running_loop(), stopped)

@@ -241,8 +241,10 @@ def _setting(program: type[Settings], info: msgspec.structs.FieldInfo) -> Settin
     name = info.encode_name
     if not text:
         raise TypeError(f"{program.table}.{info.name} has no description")
-    # Each item of a list has an option of its own: `--segment 1GiB --segment 2GiB`.
-    option = f"--{name.removesuffix('s') if kind.many else name}".replace("_", "-")
+    # Each item of a list has an option of its own: `--segment 1GiB --segment 2GiB`. One that is
+    # reached as others say (`reached_as`) is no plural.
+    plural = kind.many and not name.endswith("_as")
+    option = f"--{name.removesuffix('s') if plural else name}".replace("_", "-")
     if program.options is not None and name not in program.options:
         option = f"--setting {name}=VALUE"
     return Setting(

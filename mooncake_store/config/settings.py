@@ -55,6 +55,7 @@ from mooncake_store.config.loading import (
     rows,
 )
 from mooncake_store.config.member import MemberConfig
+from mooncake_store.config.metrics import Watched
 from mooncake_store.config.setting import Contradiction, Setting, Settings, settings_of
 from mooncake_store.endpoint import split_masters, split_rail, split_url
 from mooncake_store.units import GIB, HOUR_NS, MIB, MINUTE_NS, SECOND_NS, VALUE_MAX
@@ -320,7 +321,7 @@ class MasterConfig(Guarded, frozen=True, kw_only=True):
         self.check_guard(self.host)
 
 
-class WorkerConfig(Guarded, frozen=True, kw_only=True):
+class WorkerConfig(Watched, frozen=True, kw_only=True):
     """Settings of `mooncake worker`: the memory it lends to the pool, and how it is reached."""
 
     table: ClassVar[str] = "worker"
@@ -441,6 +442,7 @@ class WorkerConfig(Guarded, frozen=True, kw_only=True):
             self.transports,
         )
         check_rails(self.table, self.rails, self.transports)
+        self.check_metrics()
         self.check_guard(self.host, *(split_rail(rail)[0] for rail in self.rails))
 
 

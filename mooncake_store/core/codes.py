@@ -38,9 +38,10 @@ OBJECTS, UNFINISHED, BYTES, SOFT_PINNED, HARD_BYTES, GENERATION, SINK = 0, 1, 2,
 MISSING = 7
 """Replicas that readable objects have fewer than they were put for; begun copies count as there."""
 HITS, MISSES, READ_BYTES, WRITTEN_BYTES, AWAY, DISK_HITS, COLD_HITS = 8, 9, 10, 11, 12, 13, 14
+UNREADY = 15
 """Counters that only grow: keys gets found and did not find, bytes of the former, bytes put, of the
 keys not found those on absent segments, of those found those on disks and not in memory, and those
-that lie cold alone."""
+that lie cold alone; and of the keys not found again those that are being written."""
 TALLY_WORDS = 16
 
 HOLDERS_MAX = 255

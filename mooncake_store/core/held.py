@@ -20,7 +20,8 @@ from mooncake_store.core import codes as c
 from mooncake_store.core import context as places
 from mooncake_store.core.kernels import leases
 from mooncake_store.core.records import Tier
-from mooncake_store.core.state import CLIENTS_MAX, Leased
+from mooncake_store.core.state import CLIENTS_MAX
+from mooncake_store.core.totals import Leased
 
 if TYPE_CHECKING:
     from mooncake_store.core.state import ShardState
@@ -70,7 +71,7 @@ class HeldBytes:
             state.words[places.LONG] = state.words[places.LONG_BEHIND] + long_of[:, 2].sum()
             first = 1 + int(leased[1:].argmax()) if count > 1 else 0
             known = state.client_by_handle.get(first)
-            state.leased = Leased(int(leased.sum()))
+            state.leased = Leased(int(leased.sum()), of=leased.copy())
             if known is not None:
                 found = int(leased[first]), known.host, int(ends[first])
-                state.leased = Leased(int(leased.sum()), *found)
+                state.leased = Leased(int(leased.sum()), *found, leased.copy())

@@ -132,6 +132,10 @@ class Journal:
         self._since = int(ring.header[header.HEAD])  # where the last one ended
         self._snapshot_words = 0  # what that took
         self._asked = False  # for a snapshot
+        self._begun_at = 0
+        self.snapshots = 0
+        """How many were written; when the last one ended, by the shard's time, and what it took."""
+        self.snapshot_at = self.snapshot_ns = 0
 
     # -- while an operation runs
 
@@ -303,6 +307,7 @@ class Journal:
         if self.behind:
             return
         self._begun, self._cursor, self._asked = self._numbers[places.CELLS_END], 0, False
+        self._begun_at = self._state.now
         self._again.clear()  # all of it is told now
         self._tell(_cell(SNAPSHOT_BEGINS, np.empty(0, np.int64)))
         for fact in self._state.all_but_rows():
@@ -317,6 +322,9 @@ class Journal:
         self._header[header.SNAPSHOT] = self._begun
         self._since, self._cursor = self._numbers[places.CELLS_END], -1
         self._snapshot_words = self._since - self._begun
+        self.snapshots += 1
+        self.snapshot_at = self._state.now
+        self.snapshot_ns = self.snapshot_at - self._begun_at
 
 
 def fact_cell(fact: Fact) -> NDArray[np.int64]:

@@ -31,6 +31,7 @@ from mooncake_store.core.options import Offload
 from mooncake_store.core.records import Tier
 from mooncake_store.core.space import UNREADABLE
 from mooncake_store.core.spreading import nth_largest
+from mooncake_store.core.totals import evicts_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,6 +81,7 @@ class EvictReport:
         return EvictReport(self.objects + other.objects, self.bytes + other.bytes)
 
 
+@evicts_for("asked")
 def evict(
     state: ShardState, ratio: float, floor: float | None = None, limit: int | None = None
 ) -> EvictReport:
@@ -110,6 +112,7 @@ def _share(ratio: float, used: int) -> int:
     return max(1, math.ceil(ratio * used - 1e-6))
 
 
+@evicts_for("watermark")
 def relieve(state: ShardState) -> EvictReport:
     """Evict a bounded number of objects from the segments above their high watermark.
 
@@ -199,6 +202,7 @@ def _reclaim_late_puts(state: ShardState) -> None:
     state.dispose(found)
 
 
+@evicts_for("room")
 def make_room(
     state: ShardState, order: list[Segment], sizes: NDArray[np.int64], copies: int, attempt: int
 ) -> bool:
@@ -273,6 +277,7 @@ def _free_room(
     return released > 0 or freed > 0
 
 
+@evicts_for("wait")
 def make_way(
     state: ShardState,
     sizes: NDArray[np.int64],
@@ -387,6 +392,7 @@ def _clear(
     return all(holes)
 
 
+@evicts_for("quota")
 def evict_tenant(state: ShardState, tenant: int, needed: int) -> EvictReport:
     """Evict the coldest objects of one tenant, which has a quota.
 

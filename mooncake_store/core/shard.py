@@ -124,9 +124,19 @@ class Shard(ShardState):
         if quota_bytes is not None:
             found.quota_bytes = quota_bytes
             self.order_tenant(found.number)
-        self.journal.tell(TenantFact(found.number, name, found.quota_bytes))
-        self.journal.publish()
+        self._tell_tenant(found)
         return found.number
+
+    def end_quota(self, name: str) -> None:
+        """Let a tenant have as much as there is room for."""
+        found = self.tenants.get(name)
+        if found is not None and found.quota_bytes is not None:
+            found.quota_bytes = None
+            self._tell_tenant(found)
+
+    def _tell_tenant(self, tenant: Tenant) -> None:
+        self.journal.tell(TenantFact(tenant.number, tenant.name, tenant.quota_bytes))
+        self.journal.publish()
 
     @operation
     def open_client(self, uuid: bytes, epoch: int, host: str = "") -> int:

@@ -33,6 +33,7 @@ from mooncake_store.core.records import COLD, KEYS_MAX, OVERFLOW, ROW, Flag, Tie
 from mooncake_store.core.ring import Ring
 from mooncake_store.core.space import Space
 from mooncake_store.core.table import Table
+from mooncake_store.core.totals import Leased, Totals
 from mooncake_store.core.wheel import Wheel
 
 if TYPE_CHECKING:
@@ -53,7 +54,6 @@ __all__ = [
     "Client",
     "ShardState",
     "Tenant",
-    "Totals",
     "as_column",
     "as_words",
 ]
@@ -91,32 +91,6 @@ class Tenant:
     number: int
     name: str
     quota_bytes: int | None
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counters that only grow."""
-
-    evicted_objects: int = 0
-    evicted_bytes: int = 0
-    expired_puts: int = 0
-    lost_objects: int = 0
-    demoted_objects: int = 0
-    """Those that left memory for a disk, by a haul or because they were there already."""
-    demoted_bytes: int = 0
-    promoted_objects: int = 0
-    promoted_bytes: int = 0
-
-
-@dataclass(slots=True)
-class Leased:
-    """Bytes under leases when the last sweep saw them, and who had most of them alone."""
-
-    nbytes: int = 0
-    most: int = 0
-    host: str = ""
-    until: int = 0
-    """When the last lease of that client ends."""
 
 
 class Waiting:

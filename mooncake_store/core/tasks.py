@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -122,6 +123,11 @@ class Tasks:
     def count(self) -> int:
         """Return how many tasks are pending or running."""
         return len(self._open)
+
+    def latest_asked(self, limit: int) -> list[Task]:
+        """Return those that clients asked for, finished ones for a while, the latest first."""
+        asked = (task for task in reversed(self._tasks.values()) if task.asker)
+        return list(islice(asked, limit))
 
     def count_own(self) -> int:
         """Return how many of these nobody asked for."""

@@ -29,9 +29,11 @@ from mooncake_store.master.counting import Term
 from mooncake_store.master.farm import Farm
 from mooncake_store.master.state_directory import VERSION, Kept, held, read_kept, write_kept
 from mooncake_store.master.supervisor import Supervisor
+from mooncake_store.program.about import about
 from mooncake_store.program.fence import Fence
 from mooncake_store.program.logs import StateLog
 from mooncake_store.standby.service import number_of, state_path
+from mooncake_store.wire.about import ABOUT
 from mooncake_store.wire.cluster import ADMIN
 from mooncake_store.wire.hosts import (
     COPY,
@@ -305,6 +307,8 @@ class _ShardHost:
     # -- what the master asks
 
     async def _answer(self, request: Any, opcode: int) -> Any:
+        if opcode == ABOUT.opcode:
+            return about()
         if self._farm is None or self._joined is None or request.run != self._joined.run:
             raise UnavailableError(
                 "another run of the master gives orders here", advice="the host joins it anew"

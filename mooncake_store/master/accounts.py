@@ -143,6 +143,11 @@ class Account:
             if taken + copies * found.size > most:
                 raise self._refusal("bytes", most, taken, peer, "submit_task")
 
+    @property
+    def pinned(self) -> int:
+        """Bytes that are pinned hard in its namespaces."""
+        return self.allowance.pinned(self._shard)
+
     def _runs(self, number: int) -> bool:
         task = self._shard.tasks.get(number)
         return task is not None and task.state in (TaskState.PENDING, TaskState.PROCESSING)
@@ -183,6 +188,11 @@ class Accounts:
         self._shard = shard
         self._shards = shards
         self._of: dict[str, Account] = {}
+
+    @property
+    def confined(self) -> list[Account]:
+        """Those of principals that are for some namespaces."""
+        return [account for account in self._of.values() if account.rights.namespaces]
 
     def admit(self, rights: Rights, uuid: bytes, peer: str) -> Account | None:
         """Return the account of somebody who opens a connection; None without a name.

@@ -67,6 +67,8 @@ class Shard:
     link: RemoteShard
     child: Child | None = None
     keeps: bool = False
+    serving: bool = False
+    """Whether its process has said that it serves, and goes on."""
     starting: bool = False
     """Whether it is being started again."""
     ending: bool = False

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from mooncake_store.core.records import SegmentState
 from mooncake_store.master.shard_link import slice_of
 from mooncake_store.wire import cluster as wire
+from mooncake_store.wire.metrics import METRICS, MetricsRequest
 from mooncake_store.wire.standby import COUNT, STANDBYS, Count, StandbysRequest
+from transfer_engine.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -20,12 +22,15 @@ if TYPE_CHECKING:
     from mooncake_store.master.counting import Counted
     from mooncake_store.master.roster import LentSegment
     from mooncake_store.master.shard_link import ReplyT, RequestT, ShardLink
+    from mooncake_store.wire.metrics import Metrics
     from mooncake_store.wire.standby import ShardStandbys
     from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.registry import Operation
 
 __all__ = ["AllShards", "Links", "numbers_in", "refusals", "state_of", "states_in"]
 
+LOOK_S = 2.0
+"""How long a shard may take to say what it has counted."""
 Slices: TypeAlias = tuple[tuple[int, int, int], ...]
 """What a shard has not forgotten: (number, used bytes, core `SegmentState`) each."""
 _UNFINISHED_FIRST = (
@@ -122,6 +127,18 @@ class AllShards:
     async def count(self, counted: Counted) -> list[ShardStandbys]:
         """Begin an era in which changes wait for this standby."""
         return await self._ask(COUNT, lambda _: Count(*counted))
+
+    async def metrics(self) -> list[Metrics | None]:
+        """Return what each has counted; None of one that does not say, or is of another version."""
+
+        async def of(link: ShardLink) -> Metrics | None:
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    return await link.ask(METRICS, MetricsRequest())
+            except (StoreError, TimeoutError):
+                return None
+
+        return await asyncio.gather(*map(of, self._links))
 
     def can_share(self, nbytes: int) -> bool:
         """Whether a segment of this size has a slice for every shard."""

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from transfer_engine.errors import InvalidArgumentError, OverloadedError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mooncake_store.wire.cluster import Mount
 
 __all__ = [
@@ -91,6 +93,11 @@ class Places:
 
     def __len__(self) -> int:
         return self._taken
+
+    @property
+    def of(self) -> Mapping[int, int]:
+        """How many places each client has taken, of those that have any."""
+        return self._of
 
     def free_for(self, client: int) -> bool:
         """Whether one more of this client may wait."""

@@ -218,7 +218,7 @@ def shard_server(
     """
     return Server(
         SHARD,
-        service.handle,
+        service.site.took.timed(service.handle),
         identity=Identity(SHARD.service, role="server", cluster=cluster),
         **gate_of(config, secret),
         limits=ServerLimits(

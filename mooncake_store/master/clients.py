@@ -26,6 +26,8 @@ from mooncake_store.master.bounds import CLIENTS_MAX, CLIENTS_OF_ADDRESS_MAX
 from transfer_engine.errors import IllegalClientError, UnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mooncake_store.core.shard import Shard
     from mooncake_store.master.accounts import Account
     from transfer_engine.rpc.serving import Connection
@@ -88,6 +90,9 @@ class Clients:
 
     def __len__(self) -> int:
         return len(self._runs)
+
+    def __iter__(self) -> Iterator[ClientRun]:
+        return iter(self._runs.values())
 
     def restore(self, now: int) -> None:
         """Know the clients that the shard has brought along from before its process was started.

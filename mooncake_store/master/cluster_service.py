@@ -14,8 +14,11 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mooncake_store.program.about import about
 from mooncake_store.wire import cluster as wire
+from mooncake_store.wire.about import ABOUT
 from mooncake_store.wire.hosts import HOSTS, JOIN, MOVE, SERVING, STAY
+from mooncake_store.wire.metrics import METRICS
 from mooncake_store.wire.standby import PROMOTE, REGISTERS, STANDBY
 from transfer_engine import audit
 from transfer_engine.errors import UnavailableError
@@ -31,10 +34,10 @@ if TYPE_CHECKING:
 
 __all__ = ["REPEATED", "ClusterService", "carried_out"]
 
-_EARLY = frozenset(each.opcode for each in (wire.STATUS, JOIN, SERVING, STAY, HOSTS))
+_EARLY = frozenset(each.opcode for each in (ABOUT, wire.STATUS, JOIN, SERVING, STAY, HOSTS))
 """Answered before all shards are there; some may be on hosts that have yet to join."""
-REPEATED = frozenset({JOIN, SERVING, STAY, REGISTERS})
-"""What hosts and standbys of a pool ask for all the time: no action of anybody."""
+REPEATED = frozenset({JOIN, SERVING, STAY, REGISTERS, METRICS})
+"""What hosts, standbys and whoever watches ask for all the time: no action of anybody."""
 _ACTIONS = frozenset(
     each.opcode for each in wire.CLUSTER if each.needs == Role.ADMIN and each not in REPEATED
 )
@@ -52,7 +55,7 @@ class ClusterService:
         self._begun = begun
         self._fence = fence
         self._handlers = {each.opcode: handler for each, handler in handlers.items()}
-        self.also_answer({STANDBY: _no_standby, PROMOTE: _no_standby})
+        self.also_answer({STANDBY: _no_standby, PROMOTE: _no_standby, ABOUT: lambda _: about()})
 
     def also_answer(self, handlers: Mapping[Operation[Any, Any], Callable[[Any], Any]]) -> None:
         """Answer more, for which it does not matter who asks."""

@@ -417,6 +417,16 @@ class Keeper:
         """What was written down so far."""
         return 8 * int(self._ring.ring.header[words.HEAD])
 
+    @property
+    def unwritten_bytes(self) -> int:
+        """What of it is not in files yet."""
+        return self.written_bytes - 8 * int(self._ring.ring.header[words.WRITTEN])
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what it holds now is known again when its process was killed."""
+        return self._writer.state == "kept"
+
     def check(self) -> None:
         """Raise UnavailableError while no change may be made, because none could be kept."""
         if self._writer.refusing or self.shard.journal.behind:

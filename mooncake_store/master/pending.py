@@ -23,7 +23,7 @@ from mooncake_store.core.records import Status
 from mooncake_store.master.bounds import Places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -141,6 +141,11 @@ class PutQueue:
         """Whether no put waits."""
         return not self._waiting
 
+    @property
+    def waiting(self) -> Mapping[int, int]:
+        """How many puts of each client wait, of those that wait."""
+        return self._places.of
+
     async def wait(
         self, put: Put, rows: NDArray[Any], replicas: NDArray[Any], wait_ns: int
     ) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -228,6 +233,11 @@ class EventQueue:
     def empty(self) -> bool:
         """Whether nobody waits."""
         return not self._waiting
+
+    @property
+    def waiting(self) -> Mapping[int, int]:
+        """How many requests of each client wait, of those that wait."""
+        return self._places.of
 
     async def wait(self, client: int, number: int, wait_s: float) -> None:
         """Return when the event with this number exists, or the time is over.

@@ -25,6 +25,7 @@ from mooncake_store.master.splitting import split_state
 from mooncake_store.program import kernels
 from mooncake_store.program.garbage_collection import settle_garbage_collection
 from mooncake_store.program.port_file import remove_port_file, write_port_file
+from mooncake_store.program.service_manager import beat, notify
 from mooncake_store.standby.service import follow_until_promoted
 from transfer_engine.errors import StoreError
 from transfer_engine.rpc.server import run
@@ -105,14 +106,25 @@ async def serve_standby(
 
 
 def stop_of(parent: Parent | None) -> asyncio.Event:
-    """Return what is set by a signal, or when the parent is gone."""
+    """Return what is set by a signal, or when the parent is gone.
+
+    Without a parent, a service manager hears of this loop from now on, until it is to stop.
+    """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    if parent is None:
-        loop.add_signal_handler(signal.SIGINT, stop.set)
-    else:
+    if parent is not None:
+        loop.add_signal_handler(signal.SIGTERM, stop.set)
         parent.watch(lambda: loop.call_soon_threadsafe(stop.set))
+        return stop
+    beating = asyncio.ensure_future(beat())
+
+    def asked() -> None:
+        notify("STOPPING=1")
+        beating.cancel()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked)
     return stop
 
 

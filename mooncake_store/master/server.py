@@ -26,6 +26,7 @@ from mooncake_store import __version__
 from mooncake_store.clock import SystemClock
 from mooncake_store.credentials import gate_of, sealing
 from mooncake_store.master.ahead import Ahead
+from mooncake_store.master.all_shards import AllShards
 from mooncake_store.master.building import (
     liveness_times,
     load_kernels,
@@ -51,9 +52,12 @@ from mooncake_store.master.site import ShardPlace
 from mooncake_store.master.standbys import Standbys
 from mooncake_store.master.state_directory import StateDirectory
 from mooncake_store.master.supervisor import Supervisor
+from mooncake_store.metrics.of_master import merged
+from mooncake_store.metrics.times import RequestTimes
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire.cluster import CLUSTER
 from mooncake_store.wire.hosts import HOSTS, JOIN, MERGE, MOVE, SERVING, SPLIT, STAY, SplitBegun
+from mooncake_store.wire.metrics import METRICS, Metrics, Sample
 from mooncake_store.wire.standby import HAND_OVER, HandingOver
 from transfer_engine.errors import UnavailableError
 from transfer_engine.rpc.networks import Networks
@@ -67,6 +71,7 @@ if TYPE_CHECKING:
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.shard_service import ShardService
     from mooncake_store.master.standbys import Election
+    from mooncake_store.wire.metrics import MetricsRequest
     from mooncake_store.wire.standby import HandOver
     from transfer_engine.rpc.address import Address
     from transfer_engine.wire.keyring import Secret
@@ -129,6 +134,7 @@ class Master:
         self._hands_on = False
         self._lead = lead
         self._seats = Seats(config.shards)
+        self._took = RequestTimes(CLUSTER)
         self._state: StateDirectory | None = None
         self._cluster: Cluster | None = None
         self._liveness: Liveness | None = None
@@ -164,7 +170,7 @@ class Master:
             gate = gate_of(config, self._secret)
             server = Server(
                 CLUSTER,
-                service.handle,
+                self._took.timed(service.handle),
                 **gate,
                 limits=server_limits(config),
             )
@@ -267,6 +273,7 @@ class Master:
                 SPLIT: lambda request: self._reshard(Change(request.factor)),
                 MERGE: lambda request: self._reshard(Change(request.factor, merges=True)),
                 HAND_OVER: self._hand_over,
+                METRICS: self._metrics,
             }
         )
         hosts.open(
@@ -308,6 +315,13 @@ class Master:
             if not self.resharding.done():
                 self.resharding.set_result(change)
         return SplitBegun(count)
+
+    async def _metrics(self, _: MetricsRequest) -> Metrics:
+        """Return what all shards have counted, and what was asked of the master itself."""
+        told = await AllShards(self._seats).metrics()
+        silent = Sample("mooncake_silent_shards", told.count(None))
+        own = Metrics((silent,), tuple(self._took.told()))
+        return merged([*filter(None, told), own])
 
     async def _hand_over(self, request: HandOver) -> HandingOver:
         """Bring all shards to rest, and once a standby has all of them, end for good."""

@@ -19,10 +19,12 @@ from mooncake_store.core.janitor import DrainState
 from mooncake_store.core.records import SegmentState as State
 from mooncake_store.core.records import Status, Tier
 from mooncake_store.master.counting import Counted
+from mooncake_store.metrics.of_shard import of_shard
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire import cluster as wire
 from mooncake_store.wire import guests
 from mooncake_store.wire.hosts import YIELD, Yield, Yielded
+from mooncake_store.wire.metrics import METRICS
 from mooncake_store.wire.standby import COUNT, STANDBYS, Count, ShardStandbys, StandbysRequest
 from transfer_engine.errors import InvalidArgumentError, StoreError, UnavailableError
 
@@ -82,6 +84,7 @@ class LocalShard:
             guests.GUESTS.opcode: self._guests,
             guests.OUTSTANDING.opcode: self._outstanding,
             guests.GUESTS_LEFT.opcode: self._guests_left,
+            METRICS.opcode: lambda _: of_shard(site),
         }
 
     async def ask(

@@ -25,10 +25,13 @@ from mooncake_store.master.contents import Contents
 from mooncake_store.master.copying import Copying
 from mooncake_store.master.following import Following
 from mooncake_store.master.objects import Objects
+from mooncake_store.master.overseeing import Overseeing
 from mooncake_store.master.shipping import Shipping
 from mooncake_store.master.site import ShardPlace, ShardTimes, Site
+from mooncake_store.program.about import about
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire import shard as wire
+from mooncake_store.wire.about import ABOUT
 from mooncake_store.wire.standby import JOURNAL
 from transfer_engine.errors import (
     InvalidArgumentError,
@@ -73,7 +76,9 @@ class ShardService:
         self._seen = 0  # requests up to the last tick
         self._of_readers = 0  # namespaces that readers named first
         self._timer: asyncio.TimerHandle | None = None
-        nouns = Objects(site), Contents(site), Following(site), Copying(site)
+        nouns = (
+            Objects(site), Contents(site), Following(site), Copying(site), Overseeing(site),
+        )  # fmt: skip
         self._table = AnswerTable(site, nouns)
         self.shipping = Shipping(site)
 
@@ -132,6 +137,9 @@ class ShardService:
             self.site.check_led()
         peer = connection.context
         if peer is None:
+            if frame.opcode == ABOUT.opcode:  # nor is who only looks
+                ABOUT.request.unpack(frame.body)
+                return ABOUT.reply.pack(about())
             if frame.opcode == JOURNAL.opcode:  # a standby is no client
                 return self.shipping.answer(connection, frame)
             return self._open(connection, frame)

@@ -14,6 +14,7 @@ from mooncake_store.master.clients import Clients
 from mooncake_store.master.confined import Confinement
 from mooncake_store.master.pending import EventQueue, PutQueue
 from mooncake_store.master.turns import Turns
+from mooncake_store.metrics.times import RequestTimes
 from mooncake_store.units import MILLISECOND_NS, SECOND_NS
 from mooncake_store.wire import shard as wire
 from transfer_engine.errors import RemoteProtocolError, UnavailableError
@@ -74,6 +75,7 @@ class Site:
         self.turns = Turns()
         self.requests = 0
         self.keys = 0
+        self.took = RequestTimes(wire.SHARD)
         # Event numbers begin anew with every life of what a shard holds; this tells lives apart.
         self.stream = secrets.randbits(64) if keeper is None else keeper.stream
         self.confinement = Confinement(shard)

@@ -20,6 +20,8 @@ import msgspec
 
 from mooncake_store.credentials import told
 from mooncake_store.master.ahead import STARTS_MAX, STOP_S, address_of
+from mooncake_store.program.service_manager import watch_also, watch_no_more
+from mooncake_store.wire.standby import STANDBYS, StandbysRequest
 from transfer_engine.errors import StoreError, UnavailableError
 
 if TYPE_CHECKING:
@@ -78,6 +80,7 @@ class Supervisor:
         self._restarts: set[asyncio.Task[None]] = set()
         self._stopped = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        watch_also(self, self._answer)
 
     async def start(self, numbers: Iterable[int]) -> bool:
         """Start some shards at once; return whether all of these kept their contents."""
@@ -108,6 +111,11 @@ class Supervisor:
         if shard.child is not None:
             await asyncio.to_thread(shard.child.stop, grace_s)
 
+    async def _answer(self) -> None:
+        """Return when all shards that serve have answered; raises where one does not in time."""
+        asked = [each.link for each in self._shards.values() if each.serving and not each.ending]
+        await asyncio.gather(*(link.ask(STANDBYS, StandbysRequest()) for link in asked))
+
     async def _run(self, shard: Shard) -> bool:
         """Start the process of a shard; return whether it has the contents it had before."""
         clients, admin = ([each.fileno() for each in s] for s in (shard.clients, shard.admin))
@@ -131,7 +139,7 @@ class Supervisor:
         else:
             child.tell(message)
         answer = await asyncio.to_thread(child.wait_ready)
-        shard.keeps = answer["keeps"]
+        shard.keeps, shard.serving = answer["keeps"], True
         if not self._stopped:
             fd = os.pidfd_open(child.pid)
             self._watched.append(fd)
@@ -140,6 +148,7 @@ class Supervisor:
 
     def _ended(self, fd: int, shard: Shard, child: Child) -> None:
         self._unwatch(fd)
+        shard.serving = False
         code = child.process.wait()
         child.release()
         if shard.ending:
@@ -217,6 +226,7 @@ class Supervisor:
     async def stop(self, grace_s: float) -> None:
         """End all shards, those that do not end in time by force. Idempotent."""
         self._stopped = True
+        watch_no_more(self)
         for fd in list(self._watched):
             self._unwatch(fd)
         for task in list(self._restarts):

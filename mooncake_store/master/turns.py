@@ -34,6 +34,11 @@ class Turns:
         self._began = 0.0
         self._each_s = 0.0
 
+    @property
+    def waiting(self) -> int:
+        """How many wait for their turn."""
+        return len(self._places)
+
     def take(self, client: int) -> asyncio.Future[None] | None:
         """Take a turn: None if it begins now, or else what is done when it does.
 

@@ -104,12 +104,19 @@ class Api:
     error: Any
     """What is answered where it is not done."""
     operations: tuple[Operation, ...]
+    path: str = PATH
+    """Where it is described..."""
+    described_to: Access = "token"
+    """...and to whom."""
 
     @property
     def whole(self) -> tuple[Operation, ...]:
         """Its operations, and the description itself."""
         told = Answer(200, "the description", Document)
-        return (*self.operations, Operation("openapi", "GET", PATH, "Describe this API", (told,)))
+        own = Operation(
+            "openapi", "GET", self.path, "Describe this API", (told,), access=self.described_to
+        )
+        return (*self.operations, own)
 
 
 def openapi(

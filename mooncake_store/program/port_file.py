@@ -1,7 +1,9 @@
 """Port files: how a program tells scripts where it serves.
 
 The file is replaced at once, so a reader sees all of it or none, and removed at the end, unless
-another program has written it meanwhile. One JSON object with at least `address` and `pid`.
+another program has written it meanwhile. What a killed run left has its number, which in a
+container is that of the next run too: a program that starts removes it. One JSON object with at
+least `address` and `pid`.
 """
 
 from __future__ import annotations

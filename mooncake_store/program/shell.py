@@ -14,6 +14,9 @@ Host is looked at where requests need no token. Where they do, those who have it
 as their network does: a page that got here by a name of its own has no token, and no browser adds
 one.
 
+Each request has an id: that of its X-Request-Id, or one that is made here. The answer names it, and
+so do lines in the log (`program.logs`), a line of the request itself among them.
+
 It keeps nothing; a check is O(length of the head). Time for head and body is `program.web`'s.
 """
 
@@ -21,7 +24,11 @@ from __future__ import annotations
 
 import hmac
 import json
+import logging
+import re
+import secrets
 import socket
+import time
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -29,6 +36,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from aiohttp import web
 
 from mooncake_store.errors import ConfigError
+from mooncake_store.program.logs import of_request, request_id
 from mooncake_store.program.openapi import PATH, Answer, openapi
 from transfer_engine.rpc.address import is_loopback
 from transfer_engine.rpc.http_checks import host_in, is_own_host, is_own_origin, is_plain_path
@@ -41,8 +49,13 @@ if TYPE_CHECKING:
 
     Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-__all__ = ["Shell", "described", "shelled"]
+__all__ = ["REQUEST_ID", "Shell", "described", "shelled"]
 
+log = logging.getLogger(__name__)
+
+REQUEST_ID = "X-Request-Id"
+"""The header with the id of a request."""
+_ID = re.compile(r"[!-~]{1,128}")
 _SAFE = ("GET", "HEAD")
 _SHOWN = 100
 
@@ -154,7 +167,20 @@ def shelled(
                 response.headers["Allow"] = error.headers["Allow"]
             return response
 
-    application = web.Application(client_max_size=bytes_max, middlewares=[checked, *inner])
+    @web.middleware
+    async def named(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get(REQUEST_ID, "")
+        began = time.monotonic()
+        with of_request(given if _ID.fullmatch(given) else secrets.token_hex(12)):
+            response = await handler(request)
+            _name(response)
+            log.info(
+                "%s %s: %d", request.method, request.path, response.status,
+                extra={"elapsed_s": round(time.monotonic() - began, 6)},
+            )  # fmt: skip
+        return response
+
+    application = web.Application(client_max_size=bytes_max, middlewares=[named, checked, *inner])
     for each in api.operations:
         # Whoever may GET may also ask for the HEAD of it.
         route = web.get if each.method == "GET" else partial(web.route, each.method)
@@ -165,8 +191,15 @@ def shelled(
 
 
 async def _as_it_is_called(_: web.Request, response: web.StreamResponse) -> None:
-    """No browser takes an answer for something else than it is called."""
+    """No browser takes an answer for something else than it is called; it names its request."""
     response.headers["X-Content-Type-Options"] = "nosniff"
+    _name(response)
+
+
+def _name(response: web.StreamResponse) -> None:
+    """Have an answer name its request: a stream as it begins, which for others is too late."""
+    if request_id():
+        response.headers.setdefault(REQUEST_ID, request_id())
 
 
 class _Checks:

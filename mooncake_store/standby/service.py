@@ -44,6 +44,7 @@ from mooncake_store.master.state_directory import (
     read_kept,
     write_kept,
 )
+from mooncake_store.program.about import about
 from mooncake_store.standby.following import RegistersFollower, ShardFollower
 from mooncake_store.standby.mirror import ShardMirror
 from mooncake_store.standby.renewing import (
@@ -54,6 +55,7 @@ from mooncake_store.standby.renewing import (
     settle,
 )
 from mooncake_store.wire import cluster as wire
+from mooncake_store.wire.about import ABOUT
 from mooncake_store.wire.standby import PROMOTE, STANDBY, CopiedShard, Promoted, StandbyStatus
 from transfer_engine.errors import ConfigError, StoreError, UnavailableError
 from transfer_engine.rpc.server import Server
@@ -413,6 +415,8 @@ class Desk:
         return carried_out(connection, operation, request, lambda: self._answer(operation, request))
 
     def _answer(self, operation: Any, request: Any) -> Any:
+        if operation is ABOUT:
+            return about()
         if operation is STANDBY:
             return self._standby.status()
         if operation is PROMOTE:

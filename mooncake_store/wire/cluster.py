@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import msgspec
 
+from mooncake_store.wire.about import ABOUT
 from mooncake_store.wire.guests import GUESTS, GUESTS_LEFT, OUTSTANDING
 from mooncake_store.wire.hosts import HOSTS, JOIN, MERGE, MOVE, SERVING, SPLIT, STAY, YIELD
+from mooncake_store.wire.metrics import METRICS
 from mooncake_store.wire.standby import (
     COUNT,
     DROP,
@@ -328,7 +330,7 @@ CLUSTER = Registry(
     [
         MAP, MOUNT, UNMOUNT, SEGMENTS, STATUS, DRAIN, DRAIN_STATUS,
         REGISTERS, STANDBY, PROMOTE, DROP, JOIN, SERVING, STAY, HOSTS, MOVE, SPLIT, HAND_OVER,
-        MERGE,
+        MERGE, METRICS, ABOUT,
     ],
 )  # fmt: skip
 LIVENESS = Registry("mooncake-liveness", [PING])
@@ -336,6 +338,6 @@ ADMIN = Registry(
     "mooncake-admin",
     [
         MOUNT_SLICE, SEGMENT_STATE, SLICES, STANDBYS, COUNT, YIELD,
-        GUESTS, OUTSTANDING, GUESTS_LEFT,
+        GUESTS, OUTSTANDING, GUESTS_LEFT, METRICS,
     ],
 )  # fmt: skip

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
+from mooncake_store.wire.about import ABOUT
 from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.registry import Operation, Registry
 from transfer_engine.wire.rights import Role
@@ -289,5 +290,5 @@ SPLIT = Operation("split", 0x5C, Cold(Split), Cold(SplitBegun), "makes several s
 MERGE = Operation("merge", 0x5E, Cold(Merge), Cold(SplitBegun), "makes one shard of several")
 YIELD = Operation("yield", 0x58, Cold(Yield), Cold(Yielded), "answer nobody but standbys")
 
-HOST = Registry("mooncake-host", [RELAY, COPY, LEAD])
-"""What a master asks of a host."""
+HOST = Registry("mooncake-host", [RELAY, COPY, LEAD, ABOUT])
+"""What a master asks of a host, and who looks for what is wrong."""

@@ -16,6 +16,8 @@ from typing import Any
 import msgspec
 
 from mooncake_store.core.records import RENAMES_MAX, REPLICAS_REMOVED_MAX
+from mooncake_store.wire.about import ABOUT
+from mooncake_store.wire.overseeing import NAMESPACES, SET_QUOTA, TASKS
 from mooncake_store.wire.standby import JOURNAL
 from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.registry import Operation, Registry
@@ -565,35 +567,10 @@ def _first_key(request: Any) -> str | None:
 SHARD = Registry(
     "mooncake-shard",
     [
-        OPEN,
-        PUT_START,
-        PUT_END,
-        PUT_END_SHOWN,
-        PUT_REVOKE,
-        GET,
-        EXISTS,
-        FIND_PREFIX,
-        RENEW,
-        RELEASE,
-        REMOVE,
-        REMOVE_REPLICAS,
-        RENAME,
-        PIN,
-        HINT,
-        LIST,
-        EVENTS,
-        SNAPSHOT,
-        STAT,
-        REMOVE_MATCHING,
-        STATS,
-        SUBMIT_TASK,
-        TASK,
-        FETCH_TASKS,
-        FINISH_TASK,
-        FETCH_HAULS,
-        FINISH_HAUL,
-        HELD,
-        JOURNAL,
+        OPEN, PUT_START, PUT_END, PUT_END_SHOWN, PUT_REVOKE, GET, EXISTS, FIND_PREFIX, RENEW,
+        RELEASE, REMOVE, REMOVE_REPLICAS, RENAME, PIN, HINT, LIST, EVENTS, SNAPSHOT, STAT,
+        REMOVE_MATCHING, STATS, SUBMIT_TASK, TASK, TASKS, FETCH_TASKS, FINISH_TASK, FETCH_HAULS,
+        FINISH_HAUL, HELD, NAMESPACES, SET_QUOTA, JOURNAL, ABOUT,
     ],
     _first_key,
-)
+)  # fmt: skip

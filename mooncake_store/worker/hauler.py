@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     Column: TypeAlias = NDArray[np.int64]
     Write: TypeAlias = Callable[["Haul", Column], NDArray[np.int32]]
 
-__all__ = ["Haul", "Hauler"]
+__all__ = ["Haul", "Hauled", "Hauler"]
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +104,23 @@ class Haul(NamedTuple):
         return [names[place] for place in self.namespaces.tolist()]
 
 
+@dataclass(slots=True)
+class Hauled:
+    """What was hauled so far: objects that arrived and their bytes, and those that did not."""
+
+    objects: int = 0
+    nbytes: int = 0
+    failed: int = 0
+
+    def count(self, sizes: Column, statuses: Statuses) -> None:
+        """Count a haul that has ended."""
+        good = statuses == 0
+        carried = int(np.count_nonzero(good))
+        self.objects += carried
+        self.nbytes += int(sizes[good].sum())
+        self.failed += len(sizes) - carried
+
+
 class Hauler(Errands):
     """Hauls from segments of this process into those of anybody, of one device.
 
@@ -115,6 +133,7 @@ class Hauler(Errands):
     def __init__(self, device: FileSegment | ColdSegment | None, *given: Any) -> None:
         super().__init__(*given)
         self.device = device
+        self.hauled = Hauled()
         self._failed: Counter[str] = Counter()
         self._states = StateLog(log)
 
@@ -130,6 +149,7 @@ class Hauler(Errands):
             if worked and time.monotonic() - asked > STALE_S:
                 break  # it is told again, unless it was given up meanwhile
             statuses = self.run(haul, lent)
+            self.hauled.count(haul.sizes, statuses)
             body = shard_wire.FINISH_HAUL.request.pack(number=haul.number, statuses=statuses)
             connection.call(shard_wire.FINISH_HAUL, body, timeout_s=CALL_S)
             worked = True

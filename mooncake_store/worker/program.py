@@ -1,4 +1,4 @@
-"""Running a worker as a program: signals, the port file, exit.
+"""Running a worker as a program: signals, the port file, signs of life, exit.
 
 `mooncake worker` and the workers of a `LocalCluster` run it; `Worker` itself touches no signals, so
 that it can live in any process.
@@ -7,12 +7,18 @@ that it can live in any process.
 from __future__ import annotations
 
 import os
+import select
 import signal
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from mooncake_store.credentials import http_tls
+from mooncake_store.endpoint import split_rail
+from mooncake_store.metrics.port import MetricsPort
 from mooncake_store.program import kernels
 from mooncake_store.program.garbage_collection import settle_garbage_collection
 from mooncake_store.program.port_file import remove_port_file, write_port_file
+from mooncake_store.program.service_manager import ALIVE, beat_pause_s, notify
 from mooncake_store.worker.relieving import relieve
 from mooncake_store.worker.worker import Worker
 
@@ -63,12 +69,23 @@ def run_worker(
         "segments": [segment.uuid.hex() for segment in worker.segments],
         "bytes": sum(segment.size for segment in worker.segments),
     }
+    shown = ExitStack()
     try:
+        if config.metrics:
+            host, port = split_rail(config.metrics)
+            tls = http_tls(config, host)
+            watched = MetricsPort(host, port, worker.page, tls=tls)
+            facts["metrics"] = shown.enter_context(watched).url
         if config.port_file:
             write_port_file(config.port_file, facts)
         settle_garbage_collection()
         on_ready(facts)
-        os.read(heard, 1)
+        pause_s = None if parent is not None else beat_pause_s()
+        while not select.select([heard], [], [], pause_s)[0]:
+            if worker.beating:
+                notify(ALIVE)
+        if parent is None:
+            notify("STOPPING=1")
         # Whoever asks a second time does not want to wait for leases.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if parent is None:
@@ -77,3 +94,4 @@ def run_worker(
         if config.port_file:
             remove_port_file(config.port_file)
         end(worker)
+        shown.close()

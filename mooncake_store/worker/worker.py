@@ -43,9 +43,11 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mooncake_store import __version__
 from mooncake_store.core.guards import KEY_BYTES
 from mooncake_store.credentials import gate_of, sealing
 from mooncake_store.endpoint import host_name, split_rail
+from mooncake_store.metrics.of_worker import worker_page
 from mooncake_store.program.children import START_S
 from mooncake_store.program.logs import StateLog
 from mooncake_store.program.orderly_exit import end_at_exit, ended
@@ -100,6 +102,9 @@ HAUL_PAUSE_S = 0.005
 """The first pause where there is no haul; each further one is twice as long."""
 JOIN_S = 5.0
 WITHDRAW_S = 1.0
+HUNG_S = 30.0
+"""Saying that one is alive takes seconds at most, whoever does not answer."""
+PINGING = "mooncake-ping"
 LEASES_S = 30.0
 """How long `stop` keeps memory for readers whose leases still run, unless told otherwise."""
 
@@ -196,10 +201,12 @@ class Worker:
             raise
         self._lent.populate()
         self._copy_pause_s = self._interval_s
-        turns = [("tasks", self._copy), ("mount", self._mount_again), ("ping", self._ping)]
-        turns += [(f"hauls-{n}", partial(self._haul, n)) for n in range(len(self._haulers))]
+        turns = [("mooncake-tasks", self._copy), ("mooncake-mount", self._mount_again)]
+        turns += [(PINGING, self._ping)]
+        lanes = range(len(self._haulers))
+        turns += [(f"mooncake-hauls-{n}", partial(self._haul, n)) for n in lanes]
         for name, turn in turns:
-            thread = LastingThread(f"mooncake-{name}", turn)
+            thread = LastingThread(name, turn)
             self._threads.append(thread)
             thread.start()
         # A program that ends without `stop` tells the master so, but waits for no reader.
@@ -216,6 +223,7 @@ class Worker:
             **gate_of(config, self._secret),
             advertise_host=towards(config.master) if config.host in ("0.0.0.0", "::") else None,
         )
+        self._server.peer_service.version = __version__
 
     def _publish(self) -> None:
         """Let others reach the segments."""
@@ -458,11 +466,26 @@ class Worker:
         assert self._map is not None
         return self._map.ping_interval_ms / 1000
 
+    def page(self) -> str:
+        """Return what it tells Prometheus of itself."""
+        mounted = self._mounted_for is not None and self._away_since is None
+        hauled = [each.hauled for each in self._haulers]
+        return worker_page(self._lent, self._server, hauled, mounted=mounted, sound=self.sound)
+
     @property
     def sound(self) -> bool:
         """Whether everything that this worker does for others still goes on."""
         served = self._server is not None and self._server.sound
         return served and all(thread.sound for thread in self._threads)
+
+    @property
+    def beating(self) -> bool:
+        """Whether it is sound, and the thread that says so to its master does not hang.
+
+        A master that does not answer, or a name that is looked up, holds that up for less.
+        """
+        pinging = next(thread for thread in self._threads if thread.name == PINGING)
+        return self.sound and pinging.turn_s < self._interval_s + HUNG_S
 
     def _ping(self) -> None:
         """Say after a while that this worker is alive, unless it cannot do what it is there for."""

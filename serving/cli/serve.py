@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from mooncake_store.cli.shared.app import JsonOption, command, emit, taking
-from mooncake_store.cli.shared.client import SecretOption, store_url
+from mooncake_store.cli.shared.client import MASTER_NAMES, SecretOption, store_url
 from mooncake_store.cli.shared.program_options import InsecureOption, PortFileOption
 from mooncake_store.errors import ConfigError, StoreError
 
@@ -44,7 +44,7 @@ OPTIONS = {
     "store": _option(
         None,
         "Use this running pool, by URL or its master's address; without it one is started.",
-        *("--store", "--url", "--master"),
+        *("--store", *MASTER_NAMES),
         metavar="STORE",
     ),
     "secret_file": (None, SecretOption),
@@ -88,6 +88,7 @@ OPTIONS = {
     "insecure": (False, InsecureOption),
     "port_file": (None, PortFileOption),
     "log_level": _option("warning", "debug, info, warning or error."),
+    "log_json": _option(False, "Log one JSON object a line.", "--log-json"),
     "as_json": (False, JsonOption),
 }
 
@@ -129,6 +130,7 @@ def serve(
     allow_host: list[str] | None,
     port_file: str | None,
     log_level: str,
+    log_json: bool,
     as_json: bool,
     **as_they_are: Any,
 ) -> None:
@@ -152,7 +154,7 @@ def serve(
     from mooncake_store.units import parse_duration
 
     raise_limit()
-    logs.configure(log_level)
+    logs.configure(log_level, as_json=log_json)
 
     def secret(path: str | None) -> str:
         return config.read_secret(path).decode() if path else ""

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from mooncake_store.errors import InvalidArgumentError, StoreError
+from mooncake_store.program.logs import request_id
 from mooncake_store.program.shell import Shell, shelled
 from serving.conductor.hints import HintsFullError
 from serving.engine.tokenizer import load_tokenizer
@@ -174,9 +175,11 @@ class _Handlers:
         limits, tokenizer = self._front.limits()
         asked = read(raw, limits, tokenizer)
         name = f"{'chatcmpl' if asked.chat else 'cmpl'}-{secrets.token_hex(12)}"
+        # Who asks may ask under the same id twice; workers are told of both.
+        within = f"{request_id()}/{name}"
         texts = [AnswerText(tokenizer, asked.stopping) for _ in range(asked.choices)]
         sources = [
-            partial(self._front.submit, _wanted(asked, name, number, text))
+            partial(self._front.submit, _wanted(asked, within, number, text))
             for number, text in enumerate(texts)
         ]
         answer = _Answer(asked, texts, Shape(asked, name, int(time.time()), tokenizer))

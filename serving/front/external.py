@@ -33,6 +33,8 @@ import msgspec
 from aiohttp import web
 from yarl import URL
 
+from mooncake_store.program.logs import request_id
+from mooncake_store.program.shell import REQUEST_ID
 from serving.front.app import error_response, openai_application
 from serving.front.engine_load import EngineWatch
 from serving.front.engine_places import EnginePlaces
@@ -60,8 +62,8 @@ TOKENIZE_S = 5.0
 _BROKEN = (500, 502, 503, 504)
 _ELSEWHERE = range(300, 400)
 _ASKED = (
-    "Accept", "Accept-Encoding", "Content-Type", "User-Agent", "X-Request-Id", "traceparent",
-    "tracestate", "anthropic-version", "anthropic-beta", "OpenAI-Beta",
+    "Accept", "Accept-Encoding", "Content-Type", "User-Agent", "traceparent", "tracestate",
+    "anthropic-version", "anthropic-beta", "OpenAI-Beta",
 )  # fmt: skip
 _ANSWERED = (
     "Content-Type", "Content-Encoding", "Cache-Control", "Retry-After", "X-Request-Id",
@@ -168,6 +170,7 @@ class ExternalFront:
         # The path is one of ours, in the one way of writing it; of a query no engine knows.
         url = URL(self.engines[name] + request.path, encoded=True)
         headers = {"Accept-Encoding": "identity"} | _of(request.headers, _ASKED)
+        headers[REQUEST_ID] = request_id()
         try:
             answer = await self._session.request(
                 request.method, url, data=raw or None, headers=headers, allow_redirects=False

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from mooncake_store.program import logs
 from mooncake_store.program.children import Child
 from serving.workers.protocol import COUPLED_ROLE, DECODE_ROLE, PREFILL_ROLE
 
@@ -58,6 +59,7 @@ class LocalWorkers:
         message = {
             "settings": {**self._settings, "role": role, "worker_id": worker_id},
             "secret": self._secret,
+            "log": logs.chosen(),
         }
         return Child(_PROGRAM, message, name=worker_id)
 

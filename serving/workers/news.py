@@ -10,6 +10,7 @@ Where nothing happens a worker sends an empty frame every BEAT_S, which says tha
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from transfer_engine.wire.frame import Frame
 
 __all__ = ["News", "Telling", "failed"]
+
+log = logging.getLogger(__name__)
 
 _REQUESTS_MAX = 1024
 """Of one frame; there are limits on its length."""
@@ -45,7 +48,9 @@ class News:
         connection.on_writable(self._flush)
 
     def add(self, request_id: str, event: p.Event) -> None:
-        """Tell of an event, soon."""
+        """Tell of an event, soon; the log has those that end a request without its answer."""
+        if isinstance(event, p.Failed):
+            log.info("%s: %s", event.code, event.message, extra={"request": request_id})
         events = self._pending.setdefault(request_id, [])
         if events and isinstance(event, p.Tokens) and isinstance(events[-1], p.Tokens):
             before = events[-1]

@@ -29,7 +29,8 @@ def main() -> int:
     """Run the worker the parent asked for; returns the exit code."""
     hold_garbage_collection()
     parent = Parent()
-    logs.configure(parent.message.get("log_level", "warning"))
+    told = parent.message["log"]
+    logs.configure(told["log_level"], as_json=told["log_json"])
     try:
         run(_serve(parent))
     except StoreError as error:

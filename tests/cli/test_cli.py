@@ -13,7 +13,7 @@ import typer
 import mooncake_store
 from mooncake_store.cli.main import main
 from mooncake_store.cli.shared import app
-from mooncake_store.cli.shared.client import store_url
+from mooncake_store.cli.shared.client import MASTER_NAMES, store_url
 from mooncake_store.cli.shared.tree import COMMANDS, root
 from mooncake_store.endpoint import split_url
 from mooncake_store.errors import (
@@ -154,6 +154,7 @@ NO_STORE = {
     "standby", "promote", "standbys", "member", "shard serve",  # are of masters
     "warmup", "journal show", "journal verify", "journal replay", "state export", "state import",
     "mount",  # takes the store where mount(8) has the device
+    "completion",
     "chat",  # talks to what speaks OpenAI's API
     "simulate run", "simulate ablation", "simulate paper", "simulate scenario", "simulate fit",
     "advise",
@@ -175,11 +176,28 @@ def test_what_talks_to_no_store_is_a_command():
 @pytest.mark.parametrize("name", STORE)
 def test_every_command_takes_a_store_by_url_and_by_address(name):
     command = STORE[name]
-    words = ["x" for each in command.params if each.param_type_name == "argument" and each.required]
+    needed = [each for each in command.params if each.required]
+    words = ["x" for each in needed if each.param_type_name == "argument"]
+    words += [f"{each.opts[0]}=x" for each in needed if each.param_type_name == "option"]
     for option in ("--url", "--master"):
         for store in ("mooncake://10.0.0.5:50051/team", "10.0.0.5:50051"):
             context = command.make_context(name, [*words, option, store])
             assert store in context.params.values()
+
+
+def test_whoever_takes_a_master_by_an_option_takes_it_by_either_name():
+    names = set(MASTER_NAMES)
+    halves = {
+        " ".join(path): each.opts
+        for path, command in LEAVES
+        for each in command.params
+        if names & set(each.opts) or "--of" in each.opts
+    }
+    del halves["mooncake chat"]  # its URL is that of a server of OpenAI's API
+    assert {path: opts for path, opts in halves.items() if not names <= set(opts)} == {}
+    assert {"mooncake standby", "mooncake standbys", "mooncake worker", "mooncake doctor"} <= set(
+        halves
+    )
 
 
 @pytest.mark.parametrize(

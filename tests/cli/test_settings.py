@@ -1,6 +1,7 @@
 """Settings on the command line: an option for each, `config show` and `config init`."""
 
 import json
+import os
 import re
 import tomllib
 
@@ -8,6 +9,7 @@ import pytest
 
 from mooncake_store import LocalCluster
 from mooncake_store.cli.main import main
+from mooncake_store.cli.shared.program_options import begin
 from mooncake_store.config.settings import PROGRAMS, MasterConfig, WorkerConfig, load, settings_of
 from mooncake_store.endpoint import split_masters
 from tests.cli.test_cli import LEAVES
@@ -223,3 +225,15 @@ def test_a_command_talks_to_the_store_of_its_profile(tmp_path, monkeypatch, caps
 def test_a_wrong_setting_of_a_command_is_refused(capsys, given, said):
     assert main(["ls", "--setting", given]) == 3
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_what_a_killed_run_said_of_itself_is_gone_once_its_number_starts(
+    tmp_path, monkeypatch, own
+):
+    monkeypatch.setattr("mooncake_store.program.logs.configure", lambda *_, **__: None)
+    monkeypatch.setattr("mooncake_store.program.descriptors.raise_limit", lambda: None)
+    left = tmp_path / "ready.json"
+    left.write_text(json.dumps({"pid": os.getpid() + (0 if own else 1)}), encoding="utf-8")
+    begin(MasterConfig, None, {"port_file": str(left)})
+    assert left.exists() is not own

@@ -6,8 +6,9 @@ import json
 import pytest
 from rich.console import Console
 
+from mooncake_store.admin.told import standbys_value
 from mooncake_store.cli import standbys, status
-from mooncake_store.cli.shared.standbys import promotion_of, standbys_value
+from mooncake_store.cli.shared.standbys import promotion_of
 from mooncake_store.cli.shared.tree import run
 from mooncake_store.compat.metrics import metrics
 from mooncake_store.wire.cluster import ClusterStatus

@@ -312,6 +312,19 @@ def test_tenants_keep_their_numbers_and_quotas() -> None:
     assert rows["status"][0] == Status.TENANT_QUOTA
 
 
+def test_a_quota_that_was_taken_away_is_so_after_a_restart() -> None:
+    life = Life()
+    number = life.shard.tenant("team", 5 * MIB)
+    life.shard.end_quota("team")
+    life.shard.end_quota("nobody")
+    for shard in (life.shard, life.again()):
+        assert shard.tenant_quota(number) is None
+        sizes = np.array([6 * MIB], np.int64)
+        rows, _ = shard.put_start(life.now, life.client, number, digests_of([1]), sizes)
+        assert rows["status"][0] == Status.OK
+        shard.check_integrity()
+
+
 def test_a_client_that_was_closed_loses_its_puts_after_a_restart() -> None:
     life = Life()
     other = life.shard.open_client(life.now, b"o" * 16, 1, "host")

@@ -31,6 +31,7 @@ import schemathesis
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events, from_schema
 
+from mooncake_store.admin import api as admin_api
 from mooncake_store.program.openapi import PATH
 from tests.fuzz.ports import Watch
 from tests.soak.pool_of_processes import PoolOfProcesses
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FILES", "NAMES", "Port", "places_of"]
 
-NAMES = ("control", "rest", "front", "workers", "engines")
+NAMES = ("control", "admin", "rest", "front", "workers", "engines")
 CHECKS = (
     "status_code_conformance", "content_type_conformance", "response_headers_conformance",
     "response_schema_conformance", "ignored_auth",
@@ -70,6 +71,10 @@ class Finding(NamedTuple):
 LENDING = ["/api/mount"]
 """Paths at which who has the token may have all memory of a host lent, and so end what runs there;
 only who has none asks for it."""
+SPLITTING = ["/v1/split"]
+"""Where the user of a host may have a master started anew; it is asked for that nowhere here."""
+AT = {"admin": ("control", admin_api.PATH)}
+"""Ports that are described in two places: which one it is, and where."""
 
 
 class Port:
@@ -78,6 +83,7 @@ class Port:
     def __init__(self, place: Place, pool: PoolOfProcesses) -> None:
         self.name = place.name
         self._url = "http://{}:{}".format(*place.where)
+        self._path = AT.get(place.name, ("", PATH))[1]
         self._tokens = {"token": pool.token, "administrators": pool.admin_token}
         self.described: set[str] = set()
         self.operations: set[str] = set()
@@ -106,7 +112,7 @@ class Port:
     ) -> Iterator[ScenarioRecorder]:
         # Whether there is a description is asked with the token in any case.
         headers = {"Authorization": f"Bearer {self._tokens['token']}"}
-        asked = urllib.request.Request(self._url + PATH, headers=headers)
+        asked = urllib.request.Request(self._url + self._path, headers=headers)
         with urllib.request.urlopen(asked, timeout=ANSWER_S) as answer:
             description = json.load(answer)
         config = self._config(seed, seconds, examples)
@@ -117,14 +123,13 @@ class Port:
         described = schemathesis.openapi.from_dict(
             description, config=SchemathesisConfig.from_dict(config)
         )
-        if with_tokens:
-            described = described.exclude(path=LENDING)
+        described = described.exclude(path=SPLITTING + (LENDING if with_tokens else []))
         secured = {
             f"{method.upper()} {path}": "security" in operation
             for path, operations in description["paths"].items()
             for method, operation in operations.items()
         }
-        self.described = set(secured)
+        self.described = {each for each in secured if each.split()[1] not in SPLITTING}
         self._secured = {each for each, asked in secured.items() if asked}
         for event in from_schema(described).execute():
             if isinstance(event, events.FatalError):
@@ -192,7 +197,7 @@ class Port:
 def places_of(pool: PoolOfProcesses) -> list[Place]:
     """Where the ports are that describe themselves."""
     found = {place.name: place for place in (*pool.places(), *pool.fronts())}
-    return [found[name] for name in NAMES]
+    return [found[AT[name][0] if name in AT else name]._replace(name=name) for name in NAMES]
 
 
 def main() -> int:

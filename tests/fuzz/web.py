@@ -46,6 +46,10 @@ _CONTROL = [
     ("GET", "/query_segment?segment=KEY"), ("GET", "/api/v1/segments/status?segment=KEY"),
     ("GET", "/api/v1/drain_jobs/query?job_id=KEY"), ("POST", "/api/v1/drain_jobs"),
     ("POST", "/api/v1/drain_jobs/cancel?job_id=KEY"), ("POST", "/api/v1/remove_all"),
+    ("GET", "/v1/ready"), ("GET", "/v1/objects?prefix=KEY&limit=9"), ("GET", "/v1/object?key=KEY"),
+    ("GET", "/v1/jobs"), ("GET", "/v1/job?id=KEY"), ("GET", "/v1/events?after=KEY"),
+    ("GET", "/v1/config"), ("POST", "/v1/drain"), ("POST", "/v1/copy"), ("POST", "/v1/move"),
+    ("POST", "/v1/cancel"), ("POST", "/v1/remove"), ("POST", "/v1/quota"),
 ]  # fmt: skip
 _METADATA = [
     ("GET", "/metadata?key=KEY"), ("PUT", "/metadata?key=KEY"), ("DELETE", "/metadata?key=KEY"),

@@ -222,11 +222,12 @@ class Parent:
 
 
 def run_program(program, given):
-    """Run master or worker in this process until it is ready; whether its port file was there."""
+    """Run master or worker in this process until it is ready; what was there by then."""
     parent, seen = Parent(), []
 
-    def ready(_facts):
-        seen.append(bool(config.port_file) and os.path.exists(config.port_file))
+    def ready(facts):
+        there = bool(config.port_file) and os.path.exists(config.port_file)
+        seen.append((there, "metrics" in facts))
         parent.end()
 
     handler = signal.getsignal(signal.SIGTERM)
@@ -516,6 +517,7 @@ OBSERVED = {
     "worker.port_file": Observation(
         {"port_file": PORT_FILE}, lambda g: run_program(WorkerConfig, g)
     ),
+    "worker.metrics": Observation({"metrics": "127.0.0.1"}, lambda g: run_program(WorkerConfig, g)),
     "worker.log_level": Observation({"log_level": "error"}, started(WorkerConfig)),
     "worker.log_json": Observation({"log_json": True}, started(WorkerConfig)),
     "worker.strict": Observation({"strict": True}, beside_a_typo(WorkerConfig)),

@@ -9,16 +9,28 @@ import threading
 
 import pytest
 
-from mooncake_store.program.logs import PACKAGES, JsonFormatter, StateLog, configure
+from mooncake_store.errors import PeerLostError
+from mooncake_store.program.logs import (
+    PACKAGES,
+    JsonFormatter,
+    StateLog,
+    chosen,
+    configure,
+    of_request,
+)
 
 
 @pytest.fixture(autouse=True)
-def logging_as_before():
+def logging_as_before(monkeypatch):
     """Undo whatever `configure` did to this process."""
     root = logging.getLogger()
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    monkeypatch.setattr("mooncake_store.program.logs._chosen", chosen())
     handlers, level = root.handlers[:], root.level
     levels = {name: logging.getLogger(name).level for name in PACKAGES}
     yield
+    logging.captureWarnings(False)
     root.handlers[:] = handlers
     root.setLevel(level)
     for name, old in levels.items():
@@ -178,3 +190,101 @@ def test_what_is_no_text_can_still_be_logged_as_json():
     # Formatted directly: a record in the log would break a test runner that forwards reports.
     record = logging.LogRecord("alloc", logging.INFO, "", 0, "key %s", ("\udcff",), None)
     assert json.loads(JsonFormatter().format(record))["message"] == "key \udcff"
+
+
+def as_json(*arguments, **how):
+    """What is told of a line of the log, as it is read back."""
+    stream = logged("debug", as_json=True)
+    logging.getLogger("serving.test").warning(*arguments, **how)
+    (line,) = stream.getvalue().splitlines()
+    told = json.loads(line)
+    return {name: told[name] for name in told.keys() - {"time", "level", "logger"}}
+
+
+LOST = PeerLostError(
+    "gone\nfor good", key=b"k\xff\n", peer="10.0.0.7:1", operation="get", elapsed_s=0.5
+)
+KNOWN = {
+    "error": "PeerLostError", "code": PeerLostError.code, "key": "k\\xff\n",
+    "peer": "10.0.0.7:1", "operation": "get", "elapsed_s": 0.5,
+}  # fmt: skip
+
+
+def test_what_an_error_knows_has_fields_of_its_own_where_it_is_an_argument():
+    told = as_json("put of %s failed: %s", "x", LOST)
+    assert told.pop("message") == f"put of x failed: {LOST}"
+    assert told == KNOWN
+
+
+def test_and_where_it_was_raised():
+    try:
+        raise LOST
+    except PeerLostError:
+        told = as_json("failed", exc_info=True)
+    assert told.pop("exception").endswith(str(LOST))
+    assert told == {"message": "failed"} | KNOWN
+
+
+def test_what_whoever_logs_it_says_counts_before_what_an_error_says():
+    told = as_json("%s", LOST, extra={"peer": "10.0.0.8:2", "request": 7})
+    assert (told["peer"], told["request"], told["operation"]) == ("10.0.0.8:2", 7, "get")
+
+
+def test_a_line_names_the_request_that_it_is_of_and_others_none():
+    with of_request("a"):
+        with of_request("b"):
+            inner = as_json("in")
+        outer = as_json("out")
+    assert (inner["request"], outer["request"]) == ("b", "a")
+    assert "request" not in as_json("after")
+
+
+ODD = {
+    "lines": 'a\r\n\u2028\x85{"b": 1}',
+    "surrogates": "\udcff\ud800",
+    "controls": "\x00\x1b[2J\x9b",
+    "bytes": bytes(range(256)),
+    "infinite": float("inf"),
+    "cyclic": (cyclic := []),
+}
+cyclic.append(cyclic)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_each_line_is_json_whatever_is_logged(name):
+    value = ODD[name]
+    told = as_json("%s %%", value, extra={"key": value, "peer": value})
+    assert told["message"] == f"{value} %"
+    try:
+        raise ValueError(value)
+    except ValueError:
+        assert "ValueError" in as_json("failed", exc_info=True)["exception"]
+
+
+class Unshown:
+    def __str__(self):
+        raise OSError("it was\nclosed")
+
+
+@pytest.mark.parametrize("arguments", [("%d", "x"), ("%s %s", 1), ("%s", Unshown())])
+def test_a_line_whose_arguments_do_not_fit_is_one_all_the_same(arguments):
+    # Formatted directly: the handler of a test runner raises what such a line raises.
+    record = logging.LogRecord("alloc", logging.INFO, "", 0, arguments[0], arguments[1:], None)
+    assert json.loads(JsonFormatter().format(record))["message"].startswith(arguments[0])
+
+
+def test_what_nobody_caught_is_a_line_as_well(recwarn):
+    stream = logged(as_json=True)
+    thread = threading.Thread(target=lambda: 1 // 0)
+    thread.start()
+    thread.join(timeout=60)
+    sys.excepthook(OSError, OSError("disk\n"), None)
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert first["exception"].endswith("ZeroDivisionError: integer division or modulo by zero")
+    assert (second["level"], second["message"]) == ("critical", "nobody caught this: disk\n")
+
+
+def test_those_that_a_program_starts_are_told_how_it_logs():
+    assert chosen() == {"log_level": "warning", "log_json": False}
+    logged("debug", as_json=True)
+    assert chosen() == {"log_level": "debug", "log_json": True}

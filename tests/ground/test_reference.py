@@ -6,6 +6,8 @@ import pytest
 
 from mooncake_store import errors
 from mooncake_store.config.settings import PROGRAMS, settings_of
+from scripts import man_pages
+from scripts import metrics_reference as metrics
 from scripts.async_client import SOURCE, TARGET, async_client
 from scripts.store_reference import PAGES
 
@@ -18,6 +20,11 @@ def test_a_generated_page_is_up_to_date(name):
     assert page == PAGES[name](), "run: python scripts/store_reference.py"
 
 
+def test_the_page_of_metrics_is_up_to_date():
+    page = metrics.PAGE.read_text(encoding="utf-8")
+    assert page == metrics.metrics_page(), "run: python scripts/metrics_reference.py"
+
+
 def test_what_http_ports_say_of_themselves_is_up_to_date():
     pytest.importorskip("aiohttp")
     from scripts.http_reference import PAGES as descriptions
@@ -27,6 +34,11 @@ def test_what_http_ports_say_of_themselves_is_up_to_date():
     for name in descriptions:
         written = (FOLDER / "reference" / "http" / name).read_text(encoding="utf-8")
         assert written == text(name), "run: python scripts/http_reference.py"
+
+
+def test_the_pages_of_man_are_up_to_date():
+    written = {each.name: each.read_text(encoding="utf-8") for each in man_pages.FOLDER.iterdir()}
+    assert written == man_pages.pages(), "run: python -m scripts.man_pages"
 
 
 def test_every_setting_has_its_place_in_the_page():

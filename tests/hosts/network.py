@@ -73,9 +73,15 @@ class Network:
         """Let everything pass again, in no time."""
         self.slow()
 
-    def slow(self, delay_s=0.0, loss=0.0):
-        """Let everything pass, after a time on its way, but for such a share that is lost."""
-        self._tell(self._numbers, (), cut=False, delay_s=delay_s, loss=loss)
+    def slow(self, delay_s=0.0, loss=0.0, between=None):
+        """Let everything pass, after a time on its way, but for such a share that is lost.
+
+        That is so everywhere, or `between` two hosts alone.
+        """
+        how = {"cut": False, "delay_s": delay_s, "loss": loss}
+        ends = [[name] for name in between] if between else [(), ()]
+        self._tell(*ends, **how)
+        self._tell(*reversed(ends), **how)
 
     def _tell(self, sources, targets, **how):
         numbers = [

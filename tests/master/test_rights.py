@@ -32,6 +32,7 @@ TENANTS = {"alice": "team-a", "bob": "team-b"}
 READS = {
     "open", "get", "exists", "find_prefix", "renew", "release", "list", "events", "snapshot",
     "stat", "stats", "task", "map", "segments", "status", "drain_status", "hosts", "standby",
+    "about",
 }  # fmt: skip
 WRITES = {
     "put_start", "put_end", "put_end_shown", "put_revoke", "remove", "remove_replicas", "rename",

@@ -156,7 +156,8 @@ POOL = {
     "fetch_tasks", "finish_task", "fetch_hauls", "finish_haul", "drain", "registers", "promote",
     "drop", "join", "serving", "stay", "move", "split", "hand_over", "merge", "relay", "copy",
     "lead", "mount_slice", "segment_state", "slices", "standbys", "count", "yield", "guests",
-    "outstanding", "guests_left", "journal",
+    "outstanding", "guests_left", "journal", "metrics", "tasks", "namespaces", "set_quota",
+    "about",
 }  # fmt: skip
 """What is about the pool itself, which is nobody's and everybody's: whoever has the role may."""
 PLAIN = {

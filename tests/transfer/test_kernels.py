@@ -239,7 +239,7 @@ def test_exchange_and_take_request_are_two_ends_of_one_message(kernels):
         expected = column(11, 22, 33)
         state = column(0, 0, 0, 0, 0, 0)
         none, iov = np.zeros((0, 2), np.int64), np.zeros(6, np.int64)
-        args = (one.fileno(), *columns, statuses(2, 0), none, message, iov, expected)
+        args = (one.fileno(), *columns, statuses(2, 0), none, column(), message, iov, expected)
         assert (
             int(kernels.exchange(*args, 0, 0, 2, state)) == 11
         )  # EAGAIN: the reply is not there yet

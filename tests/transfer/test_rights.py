@@ -474,9 +474,26 @@ def test_one_tag_that_is_wrong_is_found_among_others(kernel, count):
             shown[at] ^= np.int64(-1 << bit) if bit else 1
 
 
+@pytest.mark.parametrize("kernel", [rights.all_taken, rights.all_taken.py_func])
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 13, 16])
+@np.errstate(over="ignore")
+def test_rights_to_write_are_judged_and_answered_in_one(kernel, count):
+    random = np.random.default_rng(count)
+    offsets, lengths, stamps = random.integers(0, 1 << 40, (3, count))
+    shown, wanted, found = np.zeros((3, count), np.int64)
+    for kind, out in ((WRITING, shown), (rights.WRITTEN, wanted)):
+        rights.tags_of(1, 2, offsets, lengths, kind, stamps, out)
+    assert kernel(1, 2, offsets, lengths, stamps, shown, found) == (True, stamps.min())
+    assert found.tolist() == wanted.tolist()
+    for at in range(count):
+        shown[at] ^= 1
+        assert not kernel(1, 2, offsets, lengths, stamps, shown, found)[0]
+        shown[at] ^= 1
+
+
 @njit(cache=False)
-def in_line(address, tag, now_ms):
-    return used_rights.in_line(address, tag, now_ms)
+def in_line(address, tag, past):
+    return used_rights.in_line(address, tag, past)
 
 
 @given(
@@ -504,10 +521,14 @@ def test_a_stamp_tells_its_end_and_never_a_later_one(end_ms, generation):
     assert end_ms - rights.TICK_MS < told <= end_ms
 
 
+def stamps_to(end_ms, generations):
+    return int(rights.stamp_of(end_ms, 0)) | generations & rights.GENERATION_MASK
+
+
 def claim(table, numbers, end_ms, now_ms=500):
-    statuses = np.zeros(len(numbers), np.int32)
-    stamps = np.full(len(numbers), rights.stamp_of(end_ms, 0))
-    refused = used_rights.claim(table, np.array(numbers, np.int64), stamps, now_ms, statuses)
+    """Claim rights whose tags are these numbers, as are their generations."""
+    statuses, tags = np.zeros(len(numbers), np.int32), np.array(numbers, np.int64)
+    refused = used_rights.claim(table, tags, stamps_to(end_ms, tags), now_ms, statuses)
     assert refused == np.count_nonzero(statuses)
     return statuses.tolist()
 
@@ -527,13 +548,16 @@ def test_a_table_that_is_full_refuses_until_rights_have_ended():
 def test_a_table_grows_with_what_is_in_it_and_forgets_nothing_that_holds(collide):
     table = used_rights.make(1 << 15)
     rng = np.random.default_rng(5)
-    numbers = rng.integers(-(1 << 62), 1 << 62, 20_000) << (15 if collide else 0)
+    numbers = rng.integers(-(1 << 62), 1 << 62, 20_000)
+    if collide:
+        numbers &= ~rights.GENERATION_MASK
     numbers = np.unique(numbers)[: 60 if collide else None]
     for part in np.array_split(numbers, 50):
         assert claim(table, part, 10_000) == [0] * part.size
     assert claim(table, numbers, 10_000) == [REFUSED] * numbers.size
     back = numbers[::3].copy()
-    used_rights.give_back(table, back, np.zeros(back.size, np.int32))
+    stamps = stamps_to(10_000, back)
+    used_rights.give_back(table, back, stamps, np.zeros(back.size, np.int32))
     assert claim(table, back, 10_000) == [0] * back.size
     assert claim(table, numbers, 20_000, 10_000) == [0] * numbers.size, "all had ended"
 

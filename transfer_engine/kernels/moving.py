@@ -333,23 +333,23 @@ def _hear(fd, message, receipts, spins, state):
 
 @njit(cache=True, nogil=True)
 def exchange(
-    fd, offsets, lengths, addresses, statuses, rights, message, iov, expected, writing, apart,
-    spins, state,
+    fd, offsets, lengths, addresses, statuses, rights, receipts, message, iov, expected, writing,
+    apart, spins, state,
 ):  # fmt: skip
     """Run one request of a client from its columns to its data, as far as nothing unusual comes.
 
-    rights: no rows, or n of (tag, stamp), as int64[n, 2]; the receipts of a write then come to
-    RECEIPTS_AT. message: the request header is set, its columns are filled here; iov: room for
-    n + 1 entries. expected: the words 0..2 of the reply to a batch that succeeds in full. state: as
-    `move_iov`, then [phase, whether spinning helped, bytes ahead]; all zero at the start. Phases: 0
-    start, 1 sending, 2 waiting for the reply header, 3 receiving data, 4 done. apart: 1 leaves the
-    data to the caller: it stops with MOVED_ALL where data comes, before phase 2 or 3. spins: see
-    `_fill`. Returns as
-    `move_iov`, or UNEXPECTED with the reply header in message[:REPLY_WORDS] and nothing of what
-    follows it received but the bytes ahead, which are at RECEIPTS_AT. O(n).
+    rights: no rows, or n of (tag, stamp), as int64[n, 2]; receipts: then n words for those of a
+    write, else none. message: the request header is set, its columns are filled here; iov: room for
+    n + 1 entries. expected: the words 0..2 of the reply to a batch that succeeds in full, where it
+    has no receipts. state: as `move_iov`, then [phase, whether spinning helped, bytes ahead]; all
+    zero at the start. Phases: 0 start, 1 sending, 2 waiting for the reply header, 3 receiving data,
+    4 done. apart: 1 leaves the data to the caller: it stops with MOVED_ALL where data comes, before
+    phase 2 or 3. spins: see `_fill`. Returns as `move_iov`, or UNEXPECTED with the reply header in
+    message[:REPLY_WORDS] and nothing of what follows it received but the bytes ahead, which are at
+    RECEIPTS_AT. O(n).
     """
     count = offsets.size
-    receipts = count if writing != 0 and rights.size > 0 else 0
+    told = receipts.size
     if state[3] == 0:
         for i in range(count):
             message[COLUMNS_AT + i] = offsets[i]
@@ -374,23 +374,24 @@ def exchange(
         if writing != 0 and apart != 0:
             return code
     if state[3] == 2:
-        if receipts == 0:
+        if told == 0:
             head = 8 * REPLY_WORDS
             code = _fill(fd, message.ctypes.data, head, head, spins, state)
         else:
-            code = _hear(fd, message, receipts, spins, state)
+            code = _hear(fd, message, told, spins, state)
         if code != MOVED_ALL:
             return code
         entries, asked = 0, 0
         if writing == 0:
             entries, asked = build_iov(0, addresses, lengths, statuses, iov, 0, 0)
-        elif state[5] < 8 * receipts:
+        elif state[5] < 8 * told:
             iov[0] = message.ctypes.data + 8 * RECEIPTS_AT + state[5]
-            iov[1] = 8 * receipts - state[5]
+            iov[1] = 8 * told - state[5]
             entries = 1
-        for word in range(3):
-            if message[word] != expected[word]:
-                return np.int64(UNEXPECTED)
+        if message[0] != expected[0] or message[2] != expected[2]:
+            return np.int64(UNEXPECTED)
+        if message[1] != expected[1] + 8 * told:
+            return np.int64(UNEXPECTED)
         if message[3] != asked or message[4] != 0:
             return np.int64(UNEXPECTED)
         state[0], state[1], state[2], state[3] = 0, entries, 0, 3
@@ -400,6 +401,8 @@ def exchange(
         code = move_iov(fd, iov, 1, state)
         if code != MOVED_ALL:
             return code
+        for i in range(told):
+            receipts[i] = message[RECEIPTS_AT + i]
         state[3] = 4
     return np.int64(MOVED_ALL)
 
@@ -430,7 +433,7 @@ def exchange_one(
         message[REPLY_WORDS + 5] = fence
         message[REPLY_WORDS + 6] = 1
         expected[0] = more + (fixed[TOLD_WRITE] if writing != 0 else fixed[TOLD_READ])
-        expected[1] = fixed[REPLY_BODY] + (8 if shown and writing != 0 else 0)
+        expected[1] = fixed[REPLY_BODY]
         expected[2] = number
         one[0] = offset
         one[1] = length
@@ -439,9 +442,11 @@ def exchange_one(
         one[4] = stamp
     statuses = np.zeros(1, dtype=np.int32)
     right = one[3:5].reshape((1, 2))
+    receipts = message[RECEIPTS_AT:]  # where it comes
     return exchange(
-        fd, one[:1], one[1:2], one[2:3], statuses, right if shown else right[:0], message,
-        room[_IOV_AT:], expected, writing, 0, spins, state,
+        fd, one[:1], one[1:2], one[2:3], statuses, right if shown else right[:0],
+        receipts if shown and writing != 0 else receipts[:0], message, room[_IOV_AT:], expected,
+        writing, 0, spins, state,
     )  # fmt: skip
 
 
@@ -512,8 +517,8 @@ def warmup() -> None:
         message[REPLY_WORDS + 1] = 16
         state = np.zeros(6, dtype=np.int64)
         exchange(
-            one.fileno(), column, column, starts, statuses, no_rights, message, iov, expected, 0,
-            0, 1, state,
+            one.fileno(), column, column, starts, statuses, no_rights, column[:0], message, iov,
+            expected, 0, 0, 1, state,
         )  # fmt: skip
         fixed = np.zeros(FIXED_WORDS, dtype=np.int64)
         take_request(other.fileno(), message, fixed, np.zeros(5, dtype=np.int64))

@@ -47,6 +47,7 @@ from transfer_engine.kernels.siphash import (
     _emit_absorbed,
     _emit_ended_low,
     _ended_low,
+    _inlined,
     _spread,
 )
 
@@ -72,15 +73,22 @@ def end_of(stamp):
     return (stamp >> GENERATION_BITS) * TICK_MS
 
 
+@_inlined
+def _tag_after(begun, length, stamp):
+    """The tag of one right, from when its offset was absorbed. length: with the kind."""
+    v0, v1, v2, v3 = begun
+    v0, v1, v2, v3 = _absorbed(v0, v1, v2, v3, np.uint64(length))
+    v0, v1, v2, v3 = _absorbed(v0, v1, v2, v3, np.uint64(stamp))
+    v0, v1, v2, v3 = _absorbed(v0, v1, v2, v3, _LAST)
+    return np.int64(_ended_low(v0, v1, v2, v3))
+
+
 @njit(cache=True, nogil=True)
 def tag_of(key_low, key_high, offset, length, kind, stamp):
     """The tag of one right. key_low, key_high: int64, the rest as well. O(1)."""
     v0, v1, v2, v3 = _begun(np.uint64(key_low), np.uint64(key_high))
-    v0, v1, v2, v3 = _absorbed(v0, v1, v2, v3, np.uint64(offset))
-    v0, v1, v2, v3 = _absorbed(v0, v1, v2, v3, np.uint64(length | (kind << _KIND_BITS)))
-    v0, v1, v2, v3 = _absorbed(v0, v1, v2, v3, np.uint64(stamp))
-    v0, v1, v2, v3 = _absorbed(v0, v1, v2, v3, _LAST)
-    return np.int64(_ended_low(v0, v1, v2, v3))
+    begun = _absorbed(v0, v1, v2, v3, np.uint64(offset))
+    return _tag_after(begun, length | (kind << _KIND_BITS), stamp)
 
 
 # --- Eight rights -------------------------------------------------------------------------------
@@ -101,6 +109,13 @@ def compare_lanes(offsets, lengths, stamps, tags, count, kind, v0, v1, v2, v3):
         differ = differ or tag != load64(tags + at)
         least = min(least, ctypes.c_int64.from_address(int(stamps) + at).value)
     return differ, least
+
+
+def take_lanes(offsets, lengths, stamps, tags, out, count, v0, v1, v2, v3):
+    """Do what `compare_lanes` does for WRITE and `make_lanes` for WRITTEN."""
+    key = v0, v1, v2, v3
+    make_lanes(offsets, lengths, stamps, out, count, WRITTEN << _KIND_BITS, *key)
+    return compare_lanes(offsets, lengths, stamps, tags, count, WRITE << _KIND_BITS, *key)
 
 
 def _tag(offset, length, stamp, kind, v0, v1, v2, v3):
@@ -130,9 +145,12 @@ def _emit_masked_load(builder, address, mask, others):
     return _call(builder, "llvm.masked.load.v8i64.p0", _LANES, arguments)
 
 
-def _emit_each(builder, columns, count, kind, key, then):
-    """The loop over groups of eight: head (phi, test) -> body -> head. then: takes their tags."""
-    kind, start = _spread(builder, kind), [_spread(builder, each) for each in key]
+def _emit_each(builder, columns, count, kinds, key, then):
+    """The loop over groups of eight: head (phi, test) -> body -> head.
+
+    then: takes their tags, in lanes for each of the kinds.
+    """
+    kinds, start = ([_spread(builder, each) for each in given] for given in (kinds, key))
     entry = builder.block
     head, body, after = (builder.append_basic_block(name) for name in ("head", "body", "after"))
     builder.branch(head)
@@ -144,14 +162,53 @@ def _emit_each(builder, columns, count, kind, key, then):
     mask = _emit_mask(builder, builder.sub(count, index))
     ahead = builder.mul(index, _I64(8))
     words = [_emit_masked_load(builder, builder.add(each, ahead), mask, 0) for each in columns]
-    words[1] = builder.or_(words[1], kind)
-    lanes = start
-    for word in (*words, _splat(int(_LAST))):
-        lanes = _emit_absorbed(builder, *lanes, word)
-    then(_emit_ended_low(builder, *lanes), ahead, mask)
+    begun, found = _emit_absorbed(builder, *start, words[0]), []
+    for kind in kinds:
+        lanes = begun
+        for word in (builder.or_(words[1], kind), words[2], _splat(int(_LAST))):
+            lanes = _emit_absorbed(builder, *lanes, word)
+        found.append(_emit_ended_low(builder, *lanes))
+    then(ahead, mask, *found)
     index.add_incoming(builder.add(index, _I64(LANES)), body)
     builder.branch(head)
     builder.position_at_end(after)
+
+
+def _emit_store(builder, out, ahead, mask, tags):
+    pointer = builder.inttoptr(builder.add(out, ahead), _POINTER)
+    arguments = tags, pointer, _I32(8), mask
+    _call(builder, "llvm.masked.store.v8i64.p0", ir.VoidType(), arguments)
+
+
+class _Comparison:
+    """Whether tags differ from those that are shown, and the least of the stamps, lane by lane."""
+
+    def __init__(self, builder, stamps, shown):
+        self.builder, self.stamps, self.shown = builder, stamps, shown
+        self.differ, self.least = (cgutils.alloca_once(builder, _LANES) for _ in range(2))
+        builder.store(_splat(0), self.differ)
+        builder.store(_splat(_NO_END), self.least)
+
+    def emit(self, ahead, mask, tags):
+        """Compare eight."""
+        builder = self.builder
+        there = _emit_masked_load(builder, builder.add(self.shown, ahead), mask, 0)
+        apart = builder.select(mask, builder.xor(tags, there), _splat(0))
+        so_far = builder.load(self.differ, typ=_LANES)
+        builder.store(builder.or_(so_far, apart), self.differ)
+        stamps = _emit_masked_load(builder, builder.add(self.stamps, ahead), mask, _NO_END)
+        so_far = builder.load(self.least, typ=_LANES)
+        less = builder.icmp_signed("<", stamps, so_far)
+        builder.store(builder.select(less, stamps, so_far), self.least)
+
+    def result(self, context, kind):
+        builder = self.builder
+        apart = builder.load(self.differ, typ=_LANES)
+        apart = _call(builder, "llvm.vector.reduce.or.v8i64", _I64, (apart,))
+        lowest = builder.load(self.least, typ=_LANES)
+        lowest = _call(builder, "llvm.vector.reduce.smin.v8i64", _I64, (lowest,))
+        found = builder.icmp_signed("!=", apart, _I64(0)), lowest
+        return context.make_tuple(builder, kind, found)
 
 
 @intrinsic
@@ -159,12 +216,10 @@ def _make_lanes(_typing, offsets, lengths, stamps, out, count, kind, v0, v1, v2,
     def codegen(context, builder, _signature, arguments):
         *columns, out, count, kind, v0, v1, v2, v3 = arguments
 
-        def store(tags, ahead, mask):
-            pointer = builder.inttoptr(builder.add(out, ahead), _POINTER)
-            arguments = tags, pointer, _I32(8), mask
-            _call(builder, "llvm.masked.store.v8i64.p0", ir.VoidType(), arguments)
+        def store(ahead, mask, tags):
+            _emit_store(builder, out, ahead, mask, tags)
 
-        _emit_each(builder, columns, count, kind, (v0, v1, v2, v3), store)
+        _emit_each(builder, columns, count, (kind,), (v0, v1, v2, v3), store)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 6, *[types.uint64] * 4), codegen
@@ -181,26 +236,9 @@ def _compiled_make_lanes(offsets, lengths, stamps, out, count, kind, v0, v1, v2,
 def _compare_lanes(_typing, offsets, lengths, stamps, tags, count, kind, v0, v1, v2, v3):
     def codegen(context, builder, signature, arguments):
         *columns, shown, count, kind, v0, v1, v2, v3 = arguments
-        differ, least = (cgutils.alloca_once(builder, _LANES) for _ in range(2))
-        builder.store(_splat(0), differ)
-        builder.store(_splat(_NO_END), least)
-
-        def compare(tags, ahead, mask):
-            there = _emit_masked_load(builder, builder.add(shown, ahead), mask, 0)
-            apart = builder.select(mask, builder.xor(tags, there), _splat(0))
-            builder.store(builder.or_(builder.load(differ, typ=_LANES), apart), differ)
-            stamps = _emit_masked_load(builder, builder.add(columns[2], ahead), mask, _NO_END)
-            so_far = builder.load(least, typ=_LANES)
-            less = builder.icmp_signed("<", stamps, so_far)
-            builder.store(builder.select(less, stamps, so_far), least)
-
-        _emit_each(builder, columns, count, kind, (v0, v1, v2, v3), compare)
-        apart = builder.load(differ, typ=_LANES)
-        apart = _call(builder, "llvm.vector.reduce.or.v8i64", _I64, (apart,))
-        lowest = builder.load(least, typ=_LANES)
-        lowest = _call(builder, "llvm.vector.reduce.smin.v8i64", _I64, (lowest,))
-        found = builder.icmp_signed("!=", apart, _I64(0)), lowest
-        return context.make_tuple(builder, signature.return_type, found)
+        comparison = _Comparison(builder, columns[2], shown)
+        _emit_each(builder, columns, count, (kind,), (v0, v1, v2, v3), comparison.emit)
+        return comparison.result(context, signature.return_type)
 
     told = types.Tuple((types.boolean, types.int64))
     return told(*[types.int64] * 6, *[types.uint64] * 4), codegen
@@ -210,6 +248,31 @@ def _compare_lanes(_typing, offsets, lengths, stamps, tags, count, kind, v0, v1,
 def _compiled_compare_lanes(offsets, lengths, stamps, tags, count, kind, v0, v1, v2, v3):
     return lambda offsets, lengths, stamps, tags, count, kind, v0, v1, v2, v3: _compare_lanes(
         offsets, lengths, stamps, tags, count, kind, v0, v1, v2, v3
+    )
+
+
+@intrinsic
+def _take_lanes(_typing, offsets, lengths, stamps, tags, out, count, v0, v1, v2, v3):
+    def codegen(context, builder, signature, arguments):
+        *columns, shown, out, count, v0, v1, v2, v3 = arguments
+        comparison = _Comparison(builder, columns[2], shown)
+
+        def take(ahead, mask, tags, receipts):
+            comparison.emit(ahead, mask, tags)
+            _emit_store(builder, out, ahead, mask, receipts)
+
+        kinds = [_I64(kind << _KIND_BITS) for kind in (WRITE, WRITTEN)]
+        _emit_each(builder, columns, count, kinds, (v0, v1, v2, v3), take)
+        return comparison.result(context, signature.return_type)
+
+    told = types.Tuple((types.boolean, types.int64))
+    return told(*[types.int64] * 6, *[types.uint64] * 4), codegen
+
+
+@overload(take_lanes)
+def _compiled_take_lanes(offsets, lengths, stamps, tags, out, count, v0, v1, v2, v3):
+    return lambda offsets, lengths, stamps, tags, out, count, v0, v1, v2, v3: _take_lanes(
+        offsets, lengths, stamps, tags, out, count, v0, v1, v2, v3
     )
 
 
@@ -251,6 +314,31 @@ def all_right(key_low, key_high, offsets, lengths, kind, stamps, tags):
         np.int64(offsets.ctypes.data), np.int64(lengths.ctypes.data),
         np.int64(stamps.ctypes.data), np.int64(tags.ctypes.data), np.int64(count),
         np.int64(kind) << _KIND_BITS, v0, v1, v2, v3,
+    )  # fmt: skip
+    return not differ, least
+
+
+@njit(cache=True, nogil=True)
+def all_taken(key_low, key_high, offsets, lengths, stamps, tags, receipts):
+    """Do what `all_right` does for rights to write, and put what they are answered into receipts.
+
+    The two tags of a place begin alike, so both take less time than one after the other. O(n).
+    """
+    count = offsets.shape[0]
+    v0, v1, v2, v3 = _begun(np.uint64(key_low), np.uint64(key_high))
+    if count < LANES_MIN:
+        differ, least = False, np.int64(_NO_END)
+        for i in range(count):
+            begun = _absorbed(v0, v1, v2, v3, np.uint64(offsets[i]))
+            length, stamp = lengths[i], stamps[i]
+            differ |= tags[i] != _tag_after(begun, length | (WRITE << _KIND_BITS), stamp)
+            receipts[i] = _tag_after(begun, length | (WRITTEN << _KIND_BITS), stamp)
+            least = min(least, stamp)
+        return not differ, least
+    differ, least = take_lanes(
+        np.int64(offsets.ctypes.data), np.int64(lengths.ctypes.data),
+        np.int64(stamps.ctypes.data), np.int64(tags.ctypes.data), np.int64(receipts.ctypes.data),
+        np.int64(count), v0, v1, v2, v3,
     )  # fmt: skip
     return not differ, least
 
@@ -346,3 +434,4 @@ def warmup() -> None:
     tag_of(0, 1, 0, 8, READ, 0)
     tags_of(0, 1, column, column, WRITE, column, column)
     all_right(0, 1, column, column, WRITE, column, column)
+    all_taken(0, 1, column, column, column, column, column)

@@ -50,9 +50,9 @@ from transfer_engine.kernels.moving import (
     move_some,
 )
 from transfer_engine.kernels.primitives import finish_streaming, load64
-from transfer_engine.kernels.rights import READ, WRITE, WRITTEN, tags_of
+from transfer_engine.kernels.rights import READ
 from transfer_engine.kernels.system import epoch_ms, last_errno, now_ns
-from transfer_engine.kernels.used_rights import claim, give_back, judge, look_up, make
+from transfer_engine.kernels.used_rights import claim, give_back, judge, judge_writes, make
 
 _recv = ExternalFunction("recv", types.intp(types.int32, types.intp, types.uintp, types.int32))
 _sched_yield = ExternalFunction("sched_yield", types.int32())
@@ -173,19 +173,24 @@ def _permitted(message, row, shown, writing, version, peer, used, statuses, stat
         return True
     key_low, key_high = row[_KEY_LOW], row[_KEY_HIGH]
     now_ms = epoch_ms(state[_CLOCK:]) + version[CLOCK_MS]
-    kind = WRITE if writing else READ
     if writing:
-        look_up(used, tags)  # the lines come while tags are made
-    refused, ends = judge(key_low, key_high, offsets, lengths, tags, stamps, kind, now_ms, statuses)
-    if refused == 0 and writing:
-        refused = claim(used, tags, stamps, now_ms, statuses)
-        if refused > 0:  # Python will tell the one from the other
-            give_back(used, tags, statuses)
-        else:
-            tags_of(key_low, key_high, offsets, lengths, WRITTEN, stamps, offsets)
+        receipts = np.empty(offsets.size, dtype=np.int64)
+        good, ends = judge_writes(
+            used, key_low, key_high, offsets, lengths, tags, stamps, now_ms, receipts
+        )  # fmt: skip
+        if good and claim(used, tags, stamps, now_ms, statuses) > 0:
+            give_back(used, tags, stamps, statuses)  # Python will tell the one from the other
+            good = False
+        if good:
+            offsets[:] = receipts
+    else:
+        refused, ends = judge(
+            key_low, key_high, offsets, lengths, tags, stamps, READ, now_ms, statuses
+        )  # fmt: skip
+        good = refused == 0
     _look_at_clock(state)
     state[ENDS] = state[_NOW_MS] + ends - now_ms
-    return refused == 0
+    return good
 
 
 @njit(cache=True, nogil=True)

@@ -33,6 +33,7 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from transfer_engine.lasting import Seldom
@@ -49,6 +50,7 @@ __all__ = [
     "Entrance",
     "spare_descriptors",
     "tcp_bytes",
+    "tcp_carried",
     "tcp_idle_s",
 ]
 
@@ -103,6 +105,8 @@ class Entrance(Generic[G]):
         self._idlest: list[G] = []
         self._look_at = 0.0
         self._seldom: dict[str, Seldom] = {}
+        self.told: Counter[str] = Counter()
+        """How often something was told, by its kind."""
 
     @property
     def guests(self) -> int:
@@ -157,6 +161,7 @@ class Entrance(Generic[G]):
     def tell(self, kind: str, what: str) -> None:
         """Log what a stranger did, once in a while, with how often such things happened."""
         with self._lock:
+            self.told[kind] += 1
             seldom = self._seldom.setdefault(kind, Seldom())
             more = seldom.due()
         if more is not None:
@@ -225,11 +230,16 @@ def tcp_idle_s(sock: socket.socket) -> float:
     return float(min(sent_ms, received_ms)) / 1000
 
 
-def tcp_bytes(sock: socket.socket) -> int:
-    """How many bytes a connection has carried, those on their way not counted."""
+def tcp_carried(sock: socket.socket) -> tuple[int, int]:
+    """How many bytes a connection has sent and received, those on their way not counted."""
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTE_FIELDS.size)
     except OSError:
-        return 0
+        return 0, 0
     acknowledged, received = _BYTE_FIELDS.unpack(info)
-    return int(acknowledged + received)
+    return acknowledged, received
+
+
+def tcp_bytes(sock: socket.socket) -> int:
+    """How many bytes a connection has carried either way."""
+    return sum(tcp_carried(sock))

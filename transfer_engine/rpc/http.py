@@ -11,8 +11,8 @@ that breaks one costs its connection. Bodies come with their length. A connectio
 requests, one after the other. Who has yet to send the head of a first one is a stranger
 (`entrance`); afterwards who waits with nothing asked makes room for others where all connections
 are in use. A server on loopback answers only those who call it by a name of loopback: a page whose
-own name was made to lead there does not. It serves no pages, so whatever a page of a browser asks
-for, by its Origin, changes nothing on any address. Nor does another user of the host, over its
+own name was made to lead there does not. Whatever a page of a browser asks for, by its Origin,
+changes nothing on any address. Nor does another user of the host, over its
 loopback, unless it is `insecure`; both may look.
 
 An asyncio server of its own rather than `http.server`: that reads up to 6 MB of headers a
@@ -28,7 +28,7 @@ import re
 import threading
 import time
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from http import HTTPStatus
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -43,7 +43,7 @@ from transfer_engine.rpc.sealed import SealedTransport
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable, Mapping
     from types import TracebackType
 
     from transfer_engine.errors import StoreError
@@ -74,8 +74,10 @@ class HttpReply(NamedTuple):
     """What a request is answered with; a body of unknown length comes in pieces."""
 
     status: int
-    body: bytes | AsyncIterator[bytes]
+    body: bytes | AsyncGenerator[bytes]
     kind: str
+    headers: Mapping[str, str] = {}
+    """Further ones."""
 
 
 class _Caller:
@@ -231,7 +233,8 @@ class HttpServer(ABC):
                 writer.write(reply.body)
             await writer.drain()
         if not (isinstance(reply.body, bytes) or bare):
-            await self._send_pieces(reply.body, writer)
+            async with aclosing(reply.body) as pieces:  # also where its reader has left
+                await self._send_pieces(pieces, writer)
         return not is_last
 
     def _admitted(self, caller: _Caller) -> bool:
@@ -246,22 +249,33 @@ class HttpServer(ABC):
             caller.stranger, caller.since = False, time.monotonic()
         return True
 
-    async def _answered(self, request: HttpRequest, caller: _Caller) -> HttpReply:
+    async def receive(self, request: HttpRequest, sock: socket.socket) -> HttpReply:
+        """Answer a request of whoever is at the other end, if it may ask for that."""
         if request.method not in ("GET", "HEAD"):
             if "origin" in request.headers:
                 return HttpReply(403, b"pages of a browser change nothing here", TEXT)
-            other = None if self._insecure else stranger(caller.sock)
+            other = None if self._insecure else stranger(sock)
             if other is not None:
-                self._tell(caller, "refused", other.what)
+                self.tell_refused(sock, other.what)
                 return HttpReply(403, other.what.encode(), TEXT)
+        return await self.answer(request)
+
+    def tell_refused(self, sock: socket.socket, what: str) -> None:
+        """Log once in a while why somebody was refused."""
+        with suppress(OSError):  # it has left
+            self._entrance.tell("refused", f"{Address(*sock.getpeername()[:2])}: {what}")
+
+    async def _answered(self, request: HttpRequest, caller: _Caller) -> HttpReply:
         try:
-            return await self.answer(request)
+            return await self.receive(request, caller.sock)
+        except ConnectionResetError:  # it has left
+            raise
         except Exception:
             _log.exception("%s %.100s could not be answered", request.method[:16], request.target)
             return HttpReply(500, b"internal error", TEXT)
 
     async def _send_pieces(
-        self, pieces: AsyncIterator[bytes], writer: asyncio.StreamWriter
+        self, pieces: AsyncGenerator[bytes], writer: asyncio.StreamWriter
     ) -> None:
         """Send a body whose end is marked, so that one that broke off is seen to have."""
         while True:
@@ -334,6 +348,7 @@ def _head(reply: HttpReply, is_last: bool) -> bytes:
         f"Content-Length: {len(reply.body)}"
         if isinstance(reply.body, bytes)
         else "Transfer-Encoding: chunked",
+        *(f"{name}: {value}" for name, value in reply.headers.items()),
     ]
     if is_last:
         lines.append("Connection: close")

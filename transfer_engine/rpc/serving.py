@@ -491,7 +491,9 @@ class Connection(asyncio.Protocol):
         """Return the error frame for what a handler raised; only what is unexpected is logged."""
         if not isinstance(error, StoreError):
             operation = self._service.registry.by_opcode[frame.opcode].name
-            log.error("operation %s for %s failed", operation, self.peer, exc_info=error)
+            known = {"request": frame.request_id, "peer": self.peer, "operation": operation}
+            told = "operation %s for %s failed"
+            log.error(told, operation, self.peer, exc_info=error, extra=known)
             error = StoreError(
                 f"the server failed: {type(error).__name__}: {error}",
                 operation=operation,

@@ -150,7 +150,7 @@ class Showing:
 
     def _give_back(self, claimed: Statuses) -> None:
         self._claimed = None
-        used_rights.give_back(USED.table, self._tags, claimed)
+        used_rights.give_back(USED.table, self._tags, self._stamps, claimed)
 
     def __enter__(self) -> Showing:
         return self

@@ -232,7 +232,8 @@ class SealedLink(Link):
         self._hear_reply(batch.total_bytes if writing and lengths.size == 1 else 0)
         if not writing:
             entries, asked = self.entries(0, addresses, lengths, batch.statuses)
-        if not self._as_expected(expected, asked):
+        told = 0 if batch.receipts is None else batch.receipts.nbytes
+        if not self._as_expected(expected, asked, told):
             return False
         if batch.receipts is not None:
             self.receive(batch.receipts.data.cast("B"))
@@ -269,10 +270,8 @@ class SealedLink(Link):
         self.move(self.lead(request, *((data,) if writing else ())), receive=False)
         self._hear_reply(length if writing else 0)
         told = self._alone[moving.RECEIPTS_AT :][: int(writing and more > 0)]
-        expected = np.array(
-            [FIXED[tell] + more, FIXED[moving.REPLY_BODY] + told.nbytes, number], dtype=np.int64
-        )
-        if not self._as_expected(expected, 0 if writing else length):
+        expected = np.array([FIXED[tell] + more, FIXED[moving.REPLY_BODY], number], dtype=np.int64)
+        if not self._as_expected(expected, 0 if writing else length, told.nbytes):
             return False
         self.receive(told.data.cast("B"))
         if not writing:
@@ -288,10 +287,11 @@ class SealedLink(Link):
         """Where the request of so many ranges lies."""
         return self.address + REQUEST_AT, REQUEST.size + 8 * columns * count
 
-    def _as_expected(self, expected: Columns, asked: int) -> bool:
-        """Whether the reply that came promises what was asked for."""
+    def _as_expected(self, expected: Columns, asked: int, receipts: int) -> bool:
+        """Whether the reply that came promises what was asked for, and its receipts."""
         came = self.message
-        return bool((came[:3] == expected[:3]).all()) and came[3] == asked and came[4] == 0
+        told = [expected[0], expected[1] + receipts, expected[2], asked, 0]
+        return bool((came[: moving.REPLY_WORDS] == told).all())
 
     def take_request(self) -> bool:
         """Receive a request header, however long that takes, and its columns.

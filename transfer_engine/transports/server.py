@@ -15,6 +15,8 @@ import logging
 import os
 import secrets
 import threading
+from collections import Counter
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,7 +34,7 @@ from transfer_engine.transports.guarding import Guard
 from transfer_engine.transports.rdma_server import RdmaServer
 from transfer_engine.transports.reachable import Tables
 from transfer_engine.transports.shm_server import ShmServer
-from transfer_engine.transports.tcp_server import TcpServer
+from transfer_engine.transports.tcp_server import Carried, TcpServer
 from transfer_engine.wire.keyring import guarding, tls_of
 from transfer_engine.wire.records import load_sealing
 
@@ -236,6 +238,25 @@ class TransferServer:
         if self._shm is not None:
             threads.append(self._shm.thread)
         return all(thread.sound for thread in threads)
+
+    @property
+    def carried(self) -> Carried:
+        """What data connections have done so far."""
+        return reduce(Carried.plus, (each.carried for each in self._listeners()), Carried())
+
+    @property
+    def connections(self) -> dict[str, int]:
+        """How many there are, by transport."""
+        shm = 0 if self._shm is None else self._shm.connections
+        return {"tcp": sum(each.connections for each in self._listeners()), "shm": shm}
+
+    @property
+    def turned_away(self) -> Counter[str]:
+        """How often somebody was sent away, by the kind of reason that the log has."""
+        told = [each.turned_away for each in self._listeners()]
+        if self._shm is not None:
+            told.append(self._shm.turned_away)
+        return sum(told, Counter())
 
     def _listeners(self) -> list[TcpServer]:
         first = [] if self._tcp is None else [self._tcp]

@@ -43,6 +43,8 @@ from transfer_engine.transports.handover import (
 from transfer_engine.transports.owner import may_open
 
 if TYPE_CHECKING:
+    from collections import Counter
+
     from transfer_engine.transports.owner import Owner
 
 __all__ = ["ShmServer"]
@@ -101,6 +103,16 @@ class ShmServer:
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self.thread = LastingThread("mooncake-shm", self._round)
         self.thread.start()
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._clients)
+
+    @property
+    def turned_away(self) -> Counter[str]:
+        """How often somebody was sent away, by the kind of reason."""
+        return self._entrance.told
 
     def _round(self) -> None:
         """Hear everybody who has something to say, then accept who waits."""

@@ -468,8 +468,6 @@ class TcpTransport(Transport):
         )  # fmt: skip
         expected = self._expected[opcode].copy()
         expected[2] = number
-        if batch.receipts is not None:
-            expected[1] += 8 * count
         if not link.exchange(batch, expected):
             self._unexpected(link, number, batch)
             if not batch.writing:

@@ -22,8 +22,9 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import TYPE_CHECKING
+from functools import reduce
+from operator import add, attrgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -37,7 +38,7 @@ from transfer_engine.kernels import moving
 from transfer_engine.kernels.moving import PLAIN_COLUMNS, SHOWN_COLUMNS
 from transfer_engine.notify import QUESTION_BYTES_MAX
 from transfer_engine.rdma.wire import FEATURE
-from transfer_engine.rpc.entrance import Entrance
+from transfer_engine.rpc.entrance import Entrance, tcp_carried
 from transfer_engine.segments.mapping import Mapping
 from transfer_engine.transports import calling
 from transfer_engine.transports.greeting import Greeter, Guest
@@ -68,13 +69,15 @@ from transfer_engine.wire.handshake import ServerHandshake
 from transfer_engine.wire.keyring import tls_of
 
 if TYPE_CHECKING:
+    from collections import Counter
+
     from transfer_engine.base import Columns, Staged, Statuses
     from transfer_engine.rpc.address import Address
     from transfer_engine.transports.owner import Owner
     from transfer_engine.transports.rdma_server import RdmaServer
     from transfer_engine.wire.handshake import Session
 
-__all__ = ["TcpServer"]
+__all__ = ["Carried", "TcpServer"]
 
 _log = logging.getLogger(__name__)
 
@@ -89,6 +92,19 @@ _SINK_BYTES = 1 << 20
 _LINGER_S = 1.0
 _BACKLOG = 1024
 _QUESTION_COUNT_MAX = QUESTION_BYTES_MAX // 16
+
+
+class Carried(NamedTuple):
+    """What connections have done so far: batches answered, ranges of them refused, bytes."""
+
+    answered: int = 0
+    refused: int = 0
+    sent: int = 0
+    received: int = 0
+
+    def plus(self, other: Carried) -> Carried:
+        """Return the sum."""
+        return Carried(*map(add, self, other))
 
 
 @dataclass
@@ -141,6 +157,7 @@ class TcpServer:
         self._patience_s = patience_s
         self._staged = StagedService(patience_s=patience_s)
         self._links: set[Link] = set()
+        self._ended = Carried()
         self._lock = threading.Lock()
         self._closing = False
         # Where the data of refused writes goes; nobody reads it, so all connections share it.
@@ -217,9 +234,26 @@ class TcpServer:
                 self._entrance.tell("revoked", f"{link.peer}: {link.rights.ended().what}")
                 link.abort()
 
+    @property
+    def carried(self) -> Carried:
+        """What connections have done, those that have ended included. O(connections)."""
+        with self._lock:
+            return reduce(Carried.plus, map(_carried, self._links), self._ended)
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._links)
+
+    @property
+    def turned_away(self) -> Counter[str]:
+        """How often somebody was sent away, by the kind of reason."""
+        return self._entrance.told
+
     def _forget(self, guest: Guest, link: Link) -> None:
         with self._lock:
             self._links.discard(link)
+            self._ended = self._ended.plus(_carried(link))
         self._entrance.leave(guest)
         link.close()
 
@@ -307,6 +341,8 @@ class TcpServer:
         link, verdicts = reply.link, reply.verdicts
         ranges = offsets, lengths = access.offsets, access.lengths
         refused = int(np.count_nonzero(verdicts))
+        link.answered += 1
+        link.refused += refused
         memory, staged = (store, None) if isinstance(store, Mapping) else (None, store)
         base = memory.address if memory else 0
         if access.operation is Operation.READ:
@@ -407,3 +443,7 @@ class TcpServer:
         for link in self._links:
             link.close()
         self._links = set()
+
+
+def _carried(link: Link) -> Carried:
+    return Carried(link.answered, link.refused, *tcp_carried(link.sock))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from transfer_engine.wire.keyring import Keyring
 
 __all__ = [
+    "MASTER_NAMES",
     "EtcdFileOption",
     "ProfileOption",
     "SecretOption",
@@ -43,11 +44,13 @@ __all__ = [
     "text_of",
 ]
 
+MASTER_NAMES = ("--url", "--master")
+"""What every command calls the option that names a store, or the master of one: both alike."""
+
 UrlOption = Annotated[
     str | None,
     typer.Option(
-        "--url",
-        "--master",
+        *MASTER_NAMES,
         metavar="STORE",
         help="The store: mooncake://host:port/namespace, or the address of its master; several "
         "host:port, separated by commas, where others stand by; mooncake+etcd://host:port/pool/"

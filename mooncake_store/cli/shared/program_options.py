@@ -8,19 +8,28 @@ variable and file are read by the same rules and refused in the same words.
 from __future__ import annotations
 
 import functools
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from mooncake_store.cli.shared.app import declared, taking
+from mooncake_store.cli.shared.app import declared, emit, taking
+from mooncake_store.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from mooncake_store.config.setting import Kind, Setting, Settings
 
-__all__ = ["ConfigOption", "InsecureOption", "PortFileOption", "begin", "setting_options"]
+__all__ = [
+    "ConfigOption",
+    "InsecureOption",
+    "PortFileOption",
+    "announce",
+    "begin",
+    "setting_options",
+]
 
 S = TypeVar("S", bound="Settings")
 
@@ -115,10 +124,23 @@ def begin(program: type[S], file: Path | None, given: dict[str, Any]) -> S:
     from mooncake_store.config.loading import load_settings
     from mooncake_store.program import logs
     from mooncake_store.program.descriptors import fitted, raise_limit
+    from mooncake_store.program.port_file import remove_port_file
 
     raise_limit()
     loaded = load_settings(program, config.PROGRAMS, file=file, overrides=given)
     settings: Any = loaded.value
     logs.configure(settings.log_level, as_json=settings.log_json)
     loaded.warn()
+    if settings.port_file:
+        # In a container a run that was killed had the same number, and does not serve any more.
+        remove_port_file(settings.port_file)
     return fitted(loaded.value)
+
+
+def announce(facts: Mapping[str, Any], *, as_json: bool, human: Callable[[], str]) -> None:
+    """Say that a program serves, on standard output and to the service manager that started it."""
+    from mooncake_store.program.service_manager import notify
+
+    emit({"ready": True, **facts}, as_json=as_json, human=human)
+    sys.stdout.flush()
+    notify("READY=1", f"STATUS={printable(human())}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mooncake_store.admin.told import promotion, standbys_value
 from mooncake_store.cli.shared.app import table
 
 if TYPE_CHECKING:
@@ -11,16 +12,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.wire.standby import StandbyEntry, StandbyStatus
 
-__all__ = ["promotion", "promotion_of", "standbys_drawn", "standbys_value", "told_promotion"]
-
-
-def promotion(objects: int, lacking_words: int, *, exact: bool) -> dict[str, Any]:
-    """Return what a promotion now would come to: -1 words where that is not known."""
-    return {
-        "objects": objects,
-        "lacking_words": lacking_words,
-        "loses": "nothing" if exact else "the last changes" if lacking_words >= 0 else "unknown",
-    }
+__all__ = ["promotion_of", "standbys_drawn", "told_promotion"]
 
 
 def promotion_of(found: StandbyStatus) -> dict[str, Any]:
@@ -43,22 +35,6 @@ def told_promotion(value: dict[str, Any]) -> str:
     if value["loses"] != "nothing":
         loses = "what was answered last may be lost"
     return f"a promotion restores {objects:,} objects: {lacks}{loses}"
-
-
-def standbys_value(entries: Sequence[StandbyEntry]) -> list[dict[str, Any]]:
-    """Return for a program what a leader tells of its standbys."""
-    return [
-        {
-            "number": f"{each.number:016x}",
-            "address": each.address,
-            "counts": each.counts,
-            "follows": each.follows,
-            "behind_words": each.behind_words,
-            "silent_s": each.silent_ms / 1e3,
-            "promotion": promotion(each.objects, each.behind_words, exact=each.exact),
-        }
-        for each in entries
-    ]
 
 
 def standbys_drawn(entries: Sequence[StandbyEntry]) -> list[Any]:

@@ -14,17 +14,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from kernel_cache.interpreter import ADVICE, refusal
 from mooncake_store.cli.shared.app import EXIT_MEANINGS, guarded
 from mooncake_store.cli.shared.compiling import compilation_shown
+from mooncake_store.errors import ConfigError
 from mooncake_store.program.logs import escape_unconfigured
 
 __all__ = ["COMMANDS", "root", "run"]
 
 COMMANDS = (
     "version", "config", "master", "worker", "standby", "promote", "standbys", "member", "shard",
-    "status", "top", "put", "get", "sync", "ls", "stat", "exists", "hint", "rm", "mount", "umount",
+    "status", "top", "jobs", "events", "drain", "copy", "move", "tenant",
+    "put", "get", "sync", "ls", "stat", "exists", "hint", "rm", "mount", "umount",
     "serve", "chat", "simulate", "trace", "advise",
-    "doctor", "topology", "journal", "state", "secret", "warmup", "bench",
+    "doctor", "topology", "journal", "state", "secret", "warmup", "bench", "completion",
 )  # fmt: skip
 ELSEWHERE = dict.fromkeys(("serve", "chat", "simulate", "trace", "advise"), "serving.cli")
 
@@ -125,6 +128,8 @@ def run(argv: Sequence[str]) -> int:
         arguments.insert(0, "--debug")
 
     def call() -> object:
+        if why := refusal():
+            raise ConfigError(why, advice=ADVICE)
         return root().main(args=arguments, prog_name="mooncake", standalone_mode=False)
 
     as_json = "--json" in own

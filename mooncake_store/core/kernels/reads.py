@@ -25,6 +25,7 @@ from mooncake_store.core.codes import (
     READ_BYTES,
     READABLE,
     REMOTE,
+    UNREADY,
 )
 from mooncake_store.core.context import (
     ALIVE,
@@ -120,7 +121,7 @@ def get(context, client, now, ttl, digests, answers, replicas):
     table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
     find(context, table_a, table_b, rows, digests, found)
     window = ((now // context[HITS_WINDOW_NS]) & HITS_WINDOWS) << HITS_BITS
-    m, hits, misses, away, nbytes, seen = 0, 0, 0, 0, 0, 0
+    m, hits, away, unready, nbytes, seen = 0, 0, 0, 0, 0, 0
     count = context[NOTED]
     for i in range(digests.shape[0]):
         row = found[i]
@@ -140,8 +141,8 @@ def get(context, client, now, ttl, digests, answers, replicas):
             answers[i].lease_ns = 0
             answers[i].generation = 0
             answers[i].status = status
-            misses += 1
             away += status == ABSENT
+            unready += status == NOT_READY
             continue
         hits += 1
         nbytes += rows[row].size
@@ -164,8 +165,9 @@ def get(context, client, now, ttl, digests, answers, replicas):
         header = column(context, RING_HEADER, INT64)
         header[HORIZON] = max(header[HORIZON], now + ttl)
         context[TALLY + HITS] += hits
-        context[TALLY + MISSES] += misses
+        context[TALLY + MISSES] += digests.shape[0] - hits
         context[TALLY + AWAY] += away
+        context[TALLY + UNREADY] += unready
         context[TALLY + READ_BYTES] += nbytes
         if seen & OFF_MEMORY:  # some of them lie below memory alone
             for i in range(count - hits, count):

@@ -2,9 +2,10 @@
 // keeps what was known, and goes on asking. A page that nobody sees does not ask.
 
 import { makeCharts, showCharts } from "./charts.js";
-import { showRequests, showWorkers } from "./tables.js";
+import { KINDS, SOURCES, SOURCE_NAMES, STAGES } from "./kinds.js";
 import { age, count, element, exact, legend, mark, percent, say, seconds, sum } from "./parts.js";
-import { SOURCES, SOURCE_NAMES, STAGES, words } from "./parts.js";
+import { words } from "./parts.js";
+import { showRequests, showWorkers } from "./tables.js";
 
 const EVERY_MS = 1000, ANSWER_MS = 4000, LINES = 16;
 const KEY = "mooncake-key"; // of the tab's storage, which ends with the tab
@@ -159,7 +160,7 @@ $("forget").addEventListener("click", () => {
 // -- beginning
 
 makeTiles();
-makeCharts($("charts"));
+makeCharts($("charts"), KINDS);
 legend($("stages"), Object.fromEntries(STAGES.map((stage) => [stage, stage])));
 legend($("sources"), SOURCE_NAMES);
 $("which").addEventListener("change", showLines);

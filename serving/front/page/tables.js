@@ -1,42 +1,9 @@
-// The tables of workers and requests. A row is made once and then changed where it differs, so that
-// whoever reads, selects or moves through it by keyboard is not disturbed every second.
+// The tables of workers and requests.
 
-import { age, bar, count, element, fill, mark, percent, say, seconds, sum, tail } from "./parts.js";
-import { SOURCES, SOURCE_NAMES, STAGES, words } from "./parts.js";
-
-const cell = (kind, label, ...content) =>
-  element("td", { class: kind, role: "cell", ...(label && { "data-label": label }) }, ...content);
-
-const withBar = (label, text, bar) =>
-  element("div", { class: "with", "data-label": label }, text, bar);
-
-function table(into, caption, columns) {
-  const head = columns.map(([name, kind]) =>
-    element("th", { scope: "col", role: "columnheader", class: kind }, name));
-  const made = element("table", { class: "cards", role: "table" },
-    element("caption", { class: "unseen" }, caption),
-    element("thead", { role: "rowgroup" }, element("tr", { role: "row" }, ...head)));
-  const empty = element("p", { class: "empty" }, "none yet");
-  into.replaceChildren(made, empty);
-  return { table: made, empty, rows: new Map() };
-}
-
-// Bring rows in step with what there is, by key and in order.
-function keep(view, found, key, make) {
-  const kept = new Map();
-  let before = view.table.tHead;
-  for (const one of found) {
-    const row = view.rows.get(key(one)) || make(one);
-    kept.set(key(one), row);
-    row.update(one);
-    if (before.nextSibling !== row.body) before.after(row.body);
-    before = row.body;
-  }
-  for (const [name, row] of view.rows) if (!kept.has(name)) row.body.remove();
-  view.rows = kept;
-  view.table.hidden = !found.length;
-  view.empty.hidden = found.length > 0;
-}
+import { SOURCES, SOURCE_NAMES, STAGES } from "./kinds.js";
+import { age, bar, count, element, fill, mark, percent, say, seconds, sum } from "./parts.js";
+import { tail, words } from "./parts.js";
+import { body, cell, keep, table, withBar } from "./rows.js";
 
 // -- workers
 
@@ -62,9 +29,8 @@ function makeWorker() {
     kv: cell("left wide", "", withBar("KV in use", kvText, kv)), kept: cell("", "kept blocks"),
     tbt: cell("", "between tokens"), changes: cell("left", "role changes"),
   };
-  const row = element("tr", { role: "row" }, ...Object.values(cells));
   return {
-    body: element("tbody", { role: "rowgroup" }, row),
+    body: body(...Object.values(cells)),
     update(worker) {
       say(cells.name, worker.id);
       mark(cells.name, "title", `${worker.id} at ${worker.address}`);
@@ -129,10 +95,10 @@ function makeRequest(request) {
     mark(open, "aria-expanded", String(!below.hidden));
     explain(facts, shown);
   });
-  const body = element("tbody", { role: "rowgroup" },
+  const lines = element("tbody", { role: "rowgroup" },
     element("tr", { role: "row" }, ...Object.values(cells)), below);
   return {
-    body,
+    body: lines,
     update(fresh) {
       shown = fresh;
       const turnedAway = fresh.kind === "refused" && !fresh.attempts;

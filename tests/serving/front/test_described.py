@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from mooncake_store.compat.control import Control
+from mooncake_store.page.api import OPERATIONS as PAGE
 from mooncake_store.program.shell import Shell
 from tests.serving.front.conftest import listening
 from tests.serving.front.test_shell import KINDS
@@ -111,6 +112,7 @@ def test_the_control_port_says_what_it_has():
         with urllib.request.urlopen(f"{base}/openapi.json", timeout=20) as answer:
             operations = said(json.load(answer))
         has = {("GET", path) for path in (*control._fixed, *control._reads)}
+        has |= {(each.method, each.path) for each in PAGE}
         assert operations == has | {("POST", path) for path in control._changes}
         statuses = {status(base + path, method) for method, path in operations}
         assert statuses == {200, 503}  # no master yet

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 import struct
 import time
@@ -245,6 +246,13 @@ async def test_what_a_client_proves_to_the_front_no_engine_is_told(http):
         assert not {name.lower() for name in CREDENTIALS} & {name.lower() for name in head}
     told = engines["a"].heads[-1][1]
     assert (told["X-Request-Id"], told["Accept"]) == ("7", "text/event-stream")
+
+
+async def test_an_engine_is_told_the_id_that_a_request_was_given_here(http):
+    engines = {"a": Engine()}
+    async with routing(engines) as (url, _):
+        assert (await ask(http, url))[0] == 200
+    assert re.fullmatch("[0-9a-f]{24}", engines["a"].heads[-1][1]["X-Request-Id"])
 
 
 async def test_engines_that_ask_for_a_key_are_given_the_operators(http):

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import logging
 import re
 
 import aiohttp
@@ -52,6 +53,40 @@ async def test_a_completion(http, served):
         "total_tokens": 51,
         "prompt_tokens_details": {"cached_tokens": 0},
     }
+
+
+async def test_a_request_is_known_to_its_workers_by_the_id_that_it_came_with(
+    http, served, fleet, caplog
+):
+    url, _ = served
+    caplog.set_level(logging.INFO, "mooncake_store.program.shell")
+    headers = {"X-Request-Id": "one-of/mine"}
+    for _ in range(2):
+        async with http.post(
+            url + "/v1/completions", json={"prompt": PROMPT, "max_tokens": 3}, headers=headers
+        ) as response:
+            body = await response.json()
+            assert response.headers["X-Request-Id"] == "one-of/mine"
+    seen = [each.request_id for worker in fleet.prefill + fleet.decode for each in worker.seen]
+    assert all(each.startswith("one-of/mine/cmpl-") for each in seen)
+    assert any(each.startswith(f"one-of/mine/{body['id']}") for each in seen)
+    lines = [record for record in caplog.records if record.name == "mooncake_store.program.shell"]
+    assert [line.getMessage() for line in lines] == ["POST /v1/completions: 200"] * 2
+    assert all(line.elapsed_s > 0 for line in lines)
+
+
+async def test_one_without_an_id_that_can_be_told_is_given_one(http, served, fleet):
+    url, _ = served
+    given = [{}, {}, {"X-Request-Id": "a b"}, {"X-Request-Id": "a" * 129}]
+    names = []
+    for number, headers in enumerate(given):
+        body = {"prompt": PROMPT, "stream": number % 2 == 0}
+        async with http.post(url + "/v1/completions", json=body, headers=headers) as response:
+            names.append(response.headers["X-Request-Id"])
+    assert len(set(names)) == 4
+    assert all(re.fullmatch("[0-9a-f]{24}", name) for name in names)
+    seen = {each.request_id.partition("/")[0] for worker in fleet.prefill for each in worker.seen}
+    assert seen == set(names)
 
 
 async def test_tokens_as_a_prompt_and_sixteen_tokens_by_default(http, served):

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from mooncake_store.page.assets import paths_of
 from serving.front import pages
 from serving.workers import protocol as p
-from tests.browser import Browser, installed
+from tests.browser import CONTRASTS, Browser, installed
 from tests.serving.fakes import CARD, FakeWorker, Fleet
 from tests.serving.front.conftest import serving
 
@@ -174,31 +175,6 @@ async def test_it_fits_any_screen(browser, width):
         assert inside
 
 
-CONTRASTS = """(() => {
-  const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
-  const light = (colour) => {
-    const [r, g, b] = channels(colour).map((one) => one / 255)
-      .map((one) => one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const behind = (node) => {
-    const colour = getComputedStyle(node).backgroundColor;
-    return channels(colour)[3] === 0 && node.parentElement ? behind(node.parentElement) : colour;
-  };
-  const found = {};
-  for (const node of document.querySelectorAll('body *')) {
-    const own = [...node.childNodes].some((one) => one.nodeType === 3 && one.data.trim());
-    if (!own || !node.getClientRects().length) continue;
-    const style = getComputedStyle(node);
-    const [a, b] = [light(node instanceof SVGElement ? style.fill : style.color),
-      light(behind(node))];
-    found[node.tagName + '.' + (node.getAttribute('class') || '')] =
-      (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-  }
-  return {found, back: light(getComputedStyle(document.body).backgroundColor)};
-})()"""
-
-
 @pytest.mark.parametrize("dark", [False, True])
 async def test_text_can_be_read_by_day_and_by_night(browser, dark):
     async with serving(Fleet(1, 1)) as (url, conductor), asking(url) as ask:
@@ -333,9 +309,9 @@ async def test_where_a_key_is_set_the_page_asks_for_it_and_tells_nobody_else(bro
 
 async def test_its_files_need_no_key_and_are_fetched_again_only_when_they_changed():
     folder = Path(pages.__file__).with_name("page")
-    assert {name for name, _ in pages.FILES.values()} == {each.name for each in folder.iterdir()}
+    assert set(pages.OWN) == {each.name for each in folder.iterdir()}
     async with serving(Fleet(1, 1), token="secret") as (url, _), aiohttp.ClientSession() as http:
-        for path in pages.FILES:
+        for path in paths_of(pages.OWN):
             async with http.get(url + path) as answer:
                 assert answer.status == 200
                 policy = answer.headers["Content-Security-Policy"]

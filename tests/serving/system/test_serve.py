@@ -539,3 +539,29 @@ def test_a_system_with_a_pool_of_its_own_speaks_https_to_whoever_believes_its_au
     monkeypatch.setenv("MOONCAKE_TLS_AUTHORITY", str(authority.file))
     assert main(asked) == 0
     assert json.loads(capsys.readouterr().out)["generated"] == 2
+
+
+def test_each_line_that_it_and_its_workers_log_can_be_read_and_names_its_request(
+    start_program, tmp_path
+):
+    program, facts = started(start_program, tmp_path, "--log-json", "--log-level", "info")
+    where = facts["url"].removeprefix("http://").split(":")
+    body = json.dumps({"prompt": WORDS, "max_tokens": 1500, "stream": True, "ignore_eos": True})
+    with socket.create_connection((where[0], int(where[1])), timeout=60) as client:
+        head = (
+            "POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json",
+            "X-Request-Id: mine", f"Content-Length: {len(body)}", "", "",
+        )  # fmt: skip
+        client.sendall("\r\n".join(head).encode() + body.encode())
+        assert client.recv(100)  # it has begun
+    program.wait_for_line('"serving.workers.news"')
+    program.signal(signal.SIGTERM)
+    program.wait(30)
+    told = [line for line in program.output.splitlines() if "answers at" not in line]
+    lines = [json.loads(line) for line in told]
+    assert {"mooncake_store.master.running", "serving.workers.news"} <= {
+        line["logger"] for line in lines
+    }
+    (failed,) = (line for line in lines if line["logger"] == "serving.workers.news")
+    assert failed["request"].startswith("mine/cmpl-")
+    assert failed["message"].startswith("cancelled: ")

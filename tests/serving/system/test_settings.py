@@ -313,7 +313,8 @@ def started(monkeypatch):
 
     monkeypatch.setattr("serving.program.run", run)
     monkeypatch.setattr(
-        "mooncake_store.program.logs.configure", lambda level: seen.update(log_level=level)
+        "mooncake_store.program.logs.configure",
+        lambda level, as_json: seen.update(log_level=level, log_json=as_json),
     )
 
     def start(*words):

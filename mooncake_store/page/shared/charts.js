@@ -1,70 +1,21 @@
 // Charts of the last minutes, one slot a span, the newest at the right. A finger, the mouse or the
 // arrow keys choose a slot in all charts at once: legends have its figures then, else the newest.
 
-import { age, count, element, exact, mark, percent, say, seconds, sum, words } from "./parts.js";
-import { SOURCES, SOURCE_NAMES, STAGES } from "./parts.js";
+import { age, element, mark, say } from "./parts.js";
 
 const SLOTS = 60;
 const HEIGHT = 132, LEFT = 46, RIGHT = 4, TOP = 8, BOTTOM = 18;
 
-let stats = null;
+let shown = null;
 let chosen = null; // the slot, or nothing
 const charts = [];
 
-// What each chart shows. `rows(span)` are [name, class, value or null]; `say` words a value.
-const KINDS = [
-  {
-    title: "Time to the first token (TTFT)", style: "lines", scale: "log", say: seconds,
-    rows: (span) => times(span.ttft_s), slo: () => stats.slo.ttft_s,
-  },
-  {
-    title: "Time between tokens (TBT)", style: "lines", scale: "log", say: seconds,
-    rows: (span) => times(span.tbt_s), slo: () => stats.slo.tbt_s,
-  },
-  {
-    title: "Prompt tokens by source", style: "bars", scale: "share", say: percent,
-    rows: (span) => SOURCES.map((source) => {
-      const all = sum(span.sources);
-      return [SOURCE_NAMES[source], source, all ? (span.sources[source] || 0) / all : null];
-    }),
-  },
-  {
-    title: "Time of a request by stage, mean", style: "bars", scale: "linear", say: seconds,
-    rows: (span) => STAGES.map((stage) => {
-      const all = sum(span.ended.answered);
-      return [stage, stage, all ? (span.stage_s[stage] || 0) / all : null];
-    }),
-  },
-  {
-    title: "Refused and failed, by reason", style: "bars", scale: "count", say: count,
-    rows: (span) => reasons().map(([kind, reason, hue]) =>
-      [words(reason), hue, span.ended[kind][reason] || 0]),
-  },
-  {
-    title: "Load of prefill and decode", style: "lines", scale: "linear",
-    say: (value) => value.toFixed(2), slo: () => 1,
-    rows: (span) => ["prefill", "decode"].map((role) => [role, role, span.loads[role]]),
-  },
-];
-const HUES = {
-  refused: ["transfer", "load", "worker", "own", "queue"], failed: ["bad", "prefill", "computed"],
-};
-
-const times = (found) => [
-  ["median", "prefill", found ? found.median : null],
-  ["p99", "transfer", found ? found.p99 : null],
-];
-
-// Those that there were in these minutes, refusals first, each with its colour.
-function reasons() {
-  return Object.entries(HUES).flatMap(([kind, hues]) => {
-    const found = new Set(stats.history.flatMap((span) => Object.keys(span.ended[kind])));
-    return [...found].map((reason, at) => [kind, reason, hues[at % hues.length]]);
-  });
-}
-
-export function makeCharts(into) {
-  for (const kind of KINDS) {
+// Of a kind: its `title`, `style` (lines, bars), `scale` (log, share, count, linear), `say` for a
+// value in words and `axis` where that says values of the scale otherwise; `rows(span, shown)` are
+// [name, class, value or null], `slo(shown)` a line to stay below. `shown` has `history`, a list of
+// spans each with `age_s`, and `span_s`.
+export function makeCharts(into, kinds) {
+  for (const kind of kinds) {
     const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     const chart = {
       ...kind, svg,
@@ -92,7 +43,7 @@ export function makeCharts(into) {
 }
 
 export function showCharts(fresh) {
-  stats = fresh;
+  shown = fresh;
   draw();
 }
 
@@ -118,28 +69,28 @@ function step(event) {
 }
 
 // The span of a slot; nothing before the server started.
-const spanAt = (slot) => stats.history[slot - SLOTS + stats.history.length];
+const spanAt = (slot) => shown.history[slot - SLOTS + shown.history.length];
 
 function draw() {
-  if (stats) for (const chart of charts) drawOne(chart);
+  if (shown) for (const chart of charts) drawOne(chart);
 }
 
 // What a legend has: the chosen slot; else the newest with a value, or the sum of what is counted.
 function figures(chart) {
   const known = (rows) => rows.some(([, , value]) => value !== null);
-  const each = stats.history.map(chart.rows);
+  const each = shown.history.map((span) => chart.rows(span, shown));
   if (chosen === null && chart.scale === "count") {
     const all = each[0].map(([name, kind], at) =>
       [name, kind, each.reduce((total, rows) => total + rows[at][2], 0)]);
-    return { rows: all, when: `in ${age(stats.history.length * stats.span_s)}` };
+    return { rows: all, when: `in ${age(shown.history.length * shown.span_s)}` };
   }
   const newest = each.findLastIndex(known);
   const at = chosen === null ? newest : chosen - SLOTS + each.length;
   if (chosen !== null && at < 0) return { rows: [], when: "before the start" };
-  const { age_s } = stats.history[Math.max(at, 0)];
+  const { age_s } = shown.history[Math.max(at, 0)];
   return {
     rows: at < 0 ? each.at(-1) : each[at],
-    when: at < 0 ? "nothing yet" : age_s < stats.span_s / 2 ? "now" : age(age_s) + " ago",
+    when: at < 0 ? "nothing yet" : age_s < shown.span_s / 2 ? "now" : age(age_s) + " ago",
   };
 }
 
@@ -147,8 +98,8 @@ function drawOne(chart) {
   const { rows, when } = figures(chart);
   const told = rows.map(([name, , value]) =>
     `${name} ${value === null ? "–" : chart.say(value)}`);
-  const slo = chart.slo ? chart.slo() : 0;
-  const limit = chart.say === seconds ? exact(slo) : String(slo);
+  const slo = chart.slo ? chart.slo(shown) : 0;
+  const limit = (chart.axis || String)(slo);
   if (slo) told.push("SLO " + limit);
   say(chart.when, when);
   const items = rows.map(([name, kind, value]) => element("li", {},
@@ -198,7 +149,8 @@ function plot(chart, slo) {
     shapes.push(node);
   };
   const each = [];
-  for (let slot = 0; slot < SLOTS; slot++) each.push(spanAt(slot) ? chart.rows(spanAt(slot)) : []);
+  for (let slot = 0; slot < SLOTS; slot++)
+    each.push(spanAt(slot) ? chart.rows(spanAt(slot), shown) : []);
   const values = chart.style === "bars"
     ? each.map((rows) => rows.reduce((all, [, , value]) => all + (value || 0), 0))
     : each.flatMap((rows) => rows.map(([, , value]) => value));
@@ -211,7 +163,7 @@ function plot(chart, slo) {
     add("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(tick), y2: y(tick) });
     add("text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, axis(chart, tick));
   }
-  add("text", { x: LEFT, y: HEIGHT - 3 }, age(SLOTS * stats.span_s) + " ago");
+  add("text", { x: LEFT, y: HEIGHT - 3 }, age(SLOTS * shown.span_s) + " ago");
   add("text", { x: width - RIGHT, y: HEIGHT - 3, "text-anchor": "end" }, "now");
   (chart.style === "bars" ? bars : lines)(add, each, x, y, apart);
   if (slo)
@@ -223,7 +175,7 @@ function plot(chart, slo) {
 }
 
 function axis(chart, tick) {
-  if (chart.say === seconds) return exact(tick);
+  if (chart.axis) return chart.axis(tick);
   return chart.scale === "linear" ? String(+tick.toFixed(2)) : chart.say(tick);
 }
 
@@ -257,13 +209,13 @@ function lines(add, each, x, y, apart) {
 }
 
 function tabulate(chart) {
-  if (!stats || !chart.details.open) return;
-  const names = chart.rows(stats.history.at(-1)).map(([name]) => name);
+  if (!shown || !chart.details.open) return;
+  const names = chart.rows(shown.history.at(-1), shown).map(([name]) => name);
   const cell = (name, text, more = {}) => element(name, more, text);
   const head = ["when", ...names].map((name) => cell("th", name, { scope: "col" }));
-  const rows = [...stats.history].reverse().map((span) => element("tr", {},
+  const rows = [...shown.history].reverse().map((span) => element("tr", {},
     cell("th", age(span.age_s) + " ago", { scope: "row" }),
-    ...chart.rows(span).map(([, , value]) =>
+    ...chart.rows(span, shown).map(([, , value]) =>
       cell("td", value === null ? "–" : chart.say(value)))));
   const { scrollTop } = chart.table;
   chart.table.replaceChildren(element("table", {},

@@ -1,12 +1,6 @@
 // Small things that the other files share: elements, numbers in words, colours by meaning.
 // Text goes into the page as text only, never as HTML: names of workers and models are anybody's.
 
-export const STAGES = ["queue", "load", "prefill", "transfer", "decode"];
-export const SOURCES = ["own", "worker", "pool", "computed"];
-export const SOURCE_NAMES = {
-  own: "own memory", worker: "another worker", pool: "pool", computed: "computed",
-};
-
 // element("td", {class: "left", title: "x"}, "text", node, ...)
 export function element(name, attributes = {}, ...content) {
   const made = document.createElement(name);
