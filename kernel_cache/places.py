@@ -187,12 +187,17 @@ def _stamped(place: Path) -> str | None:
         return None
 
 
+@functools.cache
+def _version_of_numba() -> str:
+    return metadata.version("numba")  # which reads and parses all that is said of it
+
+
 def _stamp(folder: Path) -> str:
     """What decides whether compiled kernels of a folder are good."""
     package = folder
     while (package.parent / "__init__.py").exists():
         package = package.parent
-    digest = hashlib.sha256(f"{metadata.version('numba')}\n{sys.version}\n".encode())
+    digest = hashlib.sha256(f"{_version_of_numba()}\n{sys.version}\n".encode())
     for path in kernels_below(package):
         source = path.read_bytes()
         digest.update(f"{path.relative_to(package)} {len(source)}\n".encode())

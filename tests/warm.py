@@ -9,7 +9,8 @@ The same below `prlimit --nofile=N`, by which a test gives a program few descrip
 
 What is tested stays the same: a process of its own, with its own memory, descriptors, environment,
 arguments, process group and exit code, that talks over real sockets, and is a child of who started
-it. What differs is how it began. So a start goes the usual way where that could matter:
+it. What differs is how it began, and that the interpreter is not taken apart at its end. So a start
+goes the usual way where that could matter:
 
 - in tests with the mark `cold`: those about starts, first uses, imports, memory, command lines;
 - where the environment differs in more than settings of this project, or limits differ;

@@ -35,6 +35,8 @@ import socket
 import sys
 import threading
 
+import typer
+
 from tests import warm
 from tests.processes import WAITING
 from tests.warm import FDS_MAX, REQUEST_BYTES_MAX
@@ -44,6 +46,10 @@ CLONE = {"x86_64": 56, "aarch64": 220}
 CLONE_PARENT = 0x8000
 
 MODULES = (
+    "email.parser",
+    "encodings.idna",
+    "mooncake_store.cli.main",
+    "mooncake_store.cli.shared.client",
     "mooncake_store.cli.shared.tree",
     "mooncake_store.cli.shared.program_options",
     "mooncake_store.client.blocking",
@@ -52,7 +58,13 @@ MODULES = (
     "mooncake_store.local_cluster",
     "mooncake_store.master.running",
     "mooncake_store.program.children",
+    "mooncake_store.program.descriptors",
+    "mooncake_store.program.fence",
     "mooncake_store.worker.program",
+    "transfer_engine.transports.file",
+    "transfer_engine.transports.lending",
+    "transfer_engine.transports.local",
+    "transfer_engine.transports.shm",
     "uvloop",
 )
 
@@ -64,9 +76,12 @@ def warm_up(*, serves):
     if serves and importlib.util.find_spec("torch"):
         importlib.import_module("serving.workers.worker")
     from mooncake_store.client import setup
+    from mooncake_store.config.settings import MasterConfig, load
     from mooncake_store.core.warmup import warmup
     from transfer_engine.segments import mapping
 
+    load(MasterConfig, environ={}, overrides={})
+    command_once()
     warmup()
     mapping.load_kernels()
     setup.load_kernels()
@@ -75,6 +90,17 @@ def warm_up(*, serves):
     gc.freeze()
     tasks = os.listdir("/proc/self/task")
     assert len(tasks) == 1, f"a fork needs a process of one thread, and there are {len(tasks)}"
+
+
+def command_once():
+    """Run a command, with which typer loads more than when it is imported."""
+    app = typer.Typer()
+
+    @app.command()
+    def nothing(number: int = 0):
+        pass
+
+    app(["--number", "1"], standalone_mode=False)
 
 
 def sibling():

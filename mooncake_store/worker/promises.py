@@ -20,7 +20,6 @@ import fcntl
 import mmap
 import os
 from contextlib import contextmanager, suppress
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from mooncake_store.program.locks import taken
@@ -130,21 +129,22 @@ def _open_in(folder: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[int, st
     except OSError:  # it has ended, or is another user's
         return
     for link in links:
+        path = f"{folder}/{link}"  # there are thousands, of which hardly any is ours
         try:
-            target = os.readlink(folder / link).removesuffix(_DELETED)
+            target = os.readlink(path).removesuffix(_DELETED)
         except OSError:
             continue
-        name = PurePosixPath(target).name
+        name = target.rpartition("/")[2]
         if target.startswith(_NAMELESS):
             name, target = target.removeprefix(_NAMELESS), ""
         elif not (is_data(name) and by_worker([name])):
             continue
-        nbytes = _missing(folder / link, seen)
+        nbytes = _missing(path, seen)
         if nbytes:
             yield nbytes, name, target
 
 
-def _missing(path: Path, seen: set[tuple[int, int]]) -> int:
+def _missing(path: str | Path, seen: set[tuple[int, int]]) -> int:
     """Return what a file of memory has yet to take; 0 for one that was seen, or is no such file."""
     try:
         found, system = os.stat(path), os.statvfs(path)

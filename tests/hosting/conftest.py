@@ -67,7 +67,7 @@ class Pool:
     def lend(self, *masters):
         """Start the worker."""
         self.run(
-            "worker", "worker", "--name", self.worker, "--segment", "64MiB",
+            "worker", "worker", "--name", self.worker, "--segment", "16MiB",
             "--master", self.named(*masters),
         )  # fmt: skip
 

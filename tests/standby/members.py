@@ -82,7 +82,7 @@ class Members:
     def lend(self, named=None):
         """Start the worker, told the addresses unless it is told otherwise."""
         self.worker = self._start(
-            "-m", "mooncake_store", "worker", "--name", self.worker_name, "--segment", "64MiB",
+            "-m", "mooncake_store", "worker", "--name", self.worker_name, "--segment", "16MiB",
             "--master", named or self.masters, *self._shown,
         )  # fmt: skip
         self.worker.wait_for_line("lends")
