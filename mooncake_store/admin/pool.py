@@ -11,10 +11,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from mooncake_store.client.extension import anew, ask_all, key_named
-from mooncake_store.core.records import EVENT, EventKind
+from mooncake_store.client.following import events_in
+from mooncake_store.core.records import EventKind
 from mooncake_store.errors import InvalidArgumentError
 from mooncake_store.program.openapi import Shape
 from mooncake_store.wire.overseeing import (
@@ -149,11 +148,11 @@ def _events(
         return Events([], (yield from _now(core, until)), True)
     found, places_after = [], []
     for shard, ((stream, _), reply) in enumerate(zip(known, replies, strict=True)):
-        rows = np.ascontiguousarray(reply.events).reshape(-1).view(EVENT)
-        first = int(reply.first)
-        told = np.flatnonzero(rows["tenant"] == 0) if of_default else range(len(rows))
-        found += [_event(shard, first + int(at), rows[at]) for at in told]
-        places_after.append(f"{stream}.{first + len(rows)}")
+        numbers, rows, following = events_in(reply, of_default=of_default)
+        found += [
+            _event(shard, number, row) for number, row in zip(numbers.tolist(), rows, strict=True)
+        ]
+        places_after.append(f"{stream}.{following}")
     return Events(found, "_".join(places_after), False)
 
 

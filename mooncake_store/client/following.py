@@ -14,7 +14,7 @@ idempotent: the last word on a digest counts. As steps; no I/O. Memory: one page
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.client.steps import Steps
 
-__all__ = ["Following", "News", "Position"]
+__all__ = ["Following", "News", "Position", "events_in"]
 
 
 class Position(NamedTuple):
@@ -56,6 +56,23 @@ class News(NamedTuple):
     stored: NDArray[np.bool_]
     snapshot: bool = False
     position: Position | None = None
+
+
+def events_in(
+    reply: Any, *, of_default: bool = False
+) -> tuple[NDArray[np.int64], NDArray[Any], int]:
+    """Return numbers and rows (EVENT) of the events in a reply to EVENTS, and the number after it.
+
+    Numbers that a shard gave out before it began anew may have nothing behind them, and are left
+    out. `of_default` leaves out as well what happened to objects of other namespaces.
+    """
+    rows = np.ascontiguousarray(reply.events).reshape(-1).view(EVENT)
+    told = rows["kind"] != 0
+    if of_default:
+        told &= rows["tenant"] == 0
+    at = np.flatnonzero(told)
+    first = int(reply.first)
+    return at + first, rows[at], first + len(rows)
 
 
 class Following:

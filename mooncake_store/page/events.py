@@ -1,10 +1,11 @@
 """What happened lately, as a page tells it: to workers, segments and standbys, and to objects.
 
 What happened to the pool is the difference between two looks at its state. Of what happened to
-objects a look takes the newest `LOOKED_AT` of each shard, however many there were, and says how
-many it passed over: a page is no follower. A shard tells digests; names are asked for, a few at a
-look, and remembered, so that an object that is gone has one. The newest are kept, those of the pool
-and those of objects apart, so that neither push the others out. Memory: bounded. O(what changed).
+objects of the default namespace a look takes those among the newest `LOOKED_AT` of each shard,
+however many there were, and says how many it passed over: a page is no follower. A shard tells
+digests; names are asked for, a few at a look, and remembered, so that an object that is gone has
+one. The newest are kept, those of the pool and those of objects apart, so that neither push the
+others out. Memory: bounded. O(what changed).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncake_store.client.extension import ask_one
-from mooncake_store.core.records import EVENT, TIER_NAMES, EventKind, SegmentState
+from mooncake_store.client.following import events_in
+from mooncake_store.core.records import TIER_NAMES, EventKind, SegmentState
 from mooncake_store.wire.shard import EVENTS, SNAPSHOT, STAT, StatRequest
 
 if TYPE_CHECKING:
@@ -118,7 +120,7 @@ class Events:
             stream=int(at.stream), number=first, limit=newest - first, wait_ms=0
         )
         reply = await _ask(client, shard, EVENTS, body)
-        events = np.ascontiguousarray(reply.events).reshape(-1).view(EVENT)
+        _, events, _ = events_in(reply, of_default=True)
         digests = np.stack([events["digest_lo"], events["digest_hi"]], axis=1)
         cut = [row.tobytes() for row in digests]
         stored = [
@@ -130,7 +132,7 @@ class Events:
         for digest, event in zip(cut, events, strict=True):
             kind = EventKind(int(event["kind"]))
             if kind == EventKind.CLEARED:
-                self._tell("cleared", "a namespace was cleared")
+                self._tell("cleared", "the default namespace was cleared")
                 continue
             name = self._names.get(digest, "")
             tier = TIER_NAMES[int(event["tier"])]

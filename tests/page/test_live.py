@@ -10,11 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pytest
 
 from mooncake_store import Client, LocalCluster
+from mooncake_store.client.following import events_in
 from mooncake_store.compat.control import Control
-from mooncake_store.core.records import SegmentState
+from mooncake_store.core.records import EVENT, EventKind, SegmentState
 from mooncake_store.errors import UnavailableError
 from mooncake_store.page import api, objects, sampling, server
 from mooncake_store.page.assets import paths_of
@@ -317,6 +319,28 @@ def test_of_many_changes_some_are_told_and_the_rest_is_counted(place):
 
     until(lambda: passed_over() >= 1000, poll_s=0.05)
     assert len(events.since(0)) <= 500
+
+
+def test_events_of_other_namespaces_are_not_told(place):
+    with Client(f"{place.client.config.url.rpartition('/')[0]}/other") as other:
+        other.put("not/for/everybody", b"value")
+    place.client.put("for/everybody", b"value")
+    until(lambda: history_of(place, "for/everybody") == ["stored"], poll_s=0.05)
+    told_of = json.dumps(place.control._page._sampler.events.since(0))
+    assert "for/everybody" in told_of
+    assert "not/for/everybody" not in told_of
+
+
+def test_of_a_number_without_an_event_nothing_is_told(place):
+    """As those are that a shard gave out before it was made anew, of others."""
+    reply = SimpleNamespace(first=7, events=np.zeros(3, EVENT))
+    reply.events["kind"] = [0, EventKind.STORED, EventKind.STORED]
+    reply.events["tenant"] = [0, 0, 1]
+    reply.events = reply.events.view(np.uint64).reshape(3, -1)
+    for of_default, numbers in ((False, [8, 9]), (True, [8])):
+        found, rows, after = events_in(reply, of_default=of_default)
+        assert (found.tolist(), after) == (numbers, 10)
+        assert rows["kind"].tolist() == [EventKind.STORED] * len(numbers)
 
 
 def test_objects_are_listed_by_how_their_keys_begin(place):
