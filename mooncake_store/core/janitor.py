@@ -126,14 +126,9 @@ class Janitor:
         state.hauls.promote(state.risers.take(HAULED_PER_STEP), hot=True)
 
     def clients_closed(self) -> None:
-        """Note that unfinished puts of closed clients wait for the sweep.
-
-        One that runs is not begun anew: where clients come and go all the time none would ever end,
-        and so nothing be given back: late puts, dead segments, the numbers of these clients.
-        """
+        """Note that unfinished puts of closed clients wait for the sweep."""
         self._writers = True
-        if self._cursor == 0:
-            self._sweep(SWEEP_ROWS_URGENT)
+        self._sweep_soon()
 
     def end_segment(self, segment: Segment) -> None:
         """Hide a segment's replicas at once; the sweep forgets them."""
@@ -145,6 +140,17 @@ class Janitor:
         job = self._running.get(segment.index)
         if job is not None:
             self._end(job, DrainState.FAILED, "the segment was unmounted")
+        self._sweep_soon()
+
+    def _sweep_soon(self) -> None:
+        """Look at a share of the rows at once, for what has just ended.
+
+        A sweep that runs is not begun anew, but goes on: where clients come and go all the time
+        none would ever end, and so nothing be given back: late puts, dead segments, the numbers of
+        these clients. Where it ends, one begins that knows of what has just ended.
+        """
+        if self._cursor:
+            self._sweep(SWEEP_ROWS_URGENT)
         if self._cursor == 0:
             self._sweep(SWEEP_ROWS_URGENT)
 

@@ -53,6 +53,9 @@ class Repair:
         self._state = state
         self._tasks = tasks
         self._copies: dict[int, int] = {}  # row -> its unfinished copy
+        self._cramped: dict[
+            int, int
+        ] = {}  # segment -> the least size it had no room in one piece for
         self._looking = False  # a round runs
         self._cursor = 0
         self._due = 0  # when the next round begins; NEVER while one runs that nothing disturbed
@@ -78,7 +81,7 @@ class Repair:
         if allowed <= 0:
             return
         if self._targets is None or now >= self._targets.stale_at:
-            self._targets = _Targets(state, self._tasks, self._booked())
+            self._targets = _Targets(state, self._tasks, self._booked(), self._cramped)
         rows, following = self._find(self._targets)
         left = self._submit(rows, allowed, self._targets)
         self._cursor = following if left is None else left
@@ -92,6 +95,9 @@ class Repair:
             if task is None or task.state in (TaskState.FAILED, TaskState.SUCCESS):
                 del self._copies[row]
                 self._succeeded |= task is not None and task.state == TaskState.SUCCESS
+                if task is not None and task.message == Status.NO_SPACE.name:
+                    size, (target,) = int(self._state.rows["size"][row]), task.targets
+                    self._cramped[target] = min(size, self._cramped.get(target, size))
 
     def _booked(self) -> dict[int, int]:
         """Return the bytes per segment that copies will take which have not begun."""
@@ -137,6 +143,8 @@ class Repair:
 
     def _end_round(self) -> None:
         self._looking = False
+        if not self._copies:  # where there was no room there may be by now
+            self._cramped.clear()
         if self._succeeded:
             self._pause_ns = PAUSE_MIN_NS
         self._succeeded = False
@@ -150,11 +158,14 @@ class _Targets:
 
     Neighbours in their cycle are on different hosts, so one on another host than an object's
     replicas is soon found. Room is counted once and may be less when a copy begins, which is why it
-    is looked at again then.
+    is looked at again then; where it lay in pieces too small, `cramped` says for what.
     """
 
-    def __init__(self, state: ShardState, tasks: Tasks, booked: dict[int, int]) -> None:
+    def __init__(
+        self, state: ShardState, tasks: Tasks, booked: dict[int, int], cramped: dict[int, int]
+    ) -> None:
         self._state = state
+        self._cramped = cramped
         self.stale_at = state.now + TARGETS_KEPT_NS
         self._segments: list[Segment] = []
         self.room: dict[int, int] = {}
@@ -195,6 +206,8 @@ class _Targets:
             self._turn += 1
             on_disk = segment.tier == Tier.DISK
             if segment.index in held or self.room[segment.index] < size or below > on_disk:
+                continue
+            if size >= self._cramped.get(segment.index, size + 1):
                 continue
             if segment.namespace != home:
                 continue

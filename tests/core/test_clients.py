@@ -34,6 +34,20 @@ def test_what_a_client_left_is_swept_though_others_come_and_go_all_the_time(
     assert not lab.shard.closed[gone]
 
 
+def test_a_client_that_ends_while_rows_are_swept_leaves_no_puts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(janitor, "SWEEP_ROWS", SWEPT)
+    lab = Lab()
+    gone = lab.open(2)
+    lab.start([1], client=gone)
+    lab.put(range(10, 10 + ROWS))
+    lab.tick()  # from here on a sweep is under way, and has seen that put
+    lab.shard.close_client(lab.now, gone)
+    lab.check()
+    assert lab.shard.stats().writing == 0
+
+
 def test_several_clients_end_at_once() -> None:
     lab = Lab()
     lab.put([1])

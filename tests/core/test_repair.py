@@ -157,6 +157,19 @@ def test_room_is_checked_again_when_a_copy_begins() -> None:
     assert replicas(lab, [1]) == [1]
 
 
+def test_room_in_pieces_too_small_sends_a_copy_elsewhere() -> None:
+    """Also where that is the better place otherwise: on another host."""
+    lab = Lab(segments=1, nbytes=4 * MIB)
+    lab.put([1], MIB, replicas=2)
+    lab.mount(1, 4 * MIB, host="another")
+    small = list(range(10, 46))
+    lab.put(small, 100_000, preferred=("segment1",))
+    lab.remove(small[::2])
+    lab.mount(2, 4 * MIB, host="host0")
+    pass_time(lab, 5)
+    assert where(lab, 1) == {0, 2}
+
+
 def test_only_so_many_copies_are_under_way() -> None:
     lab = Lab(segments=1)
     lab.put(range(1000), replicas=2)

@@ -161,6 +161,20 @@ def test_a_late_writer_is_waited_for_over_unmount_and_return(
     assert lab.start([2], 700_000)[0]["status"].tolist() == [S.OK]
 
 
+def test_a_segment_that_ends_while_rows_are_swept_is_known_to_be_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By all that is asked, as it is while none are."""
+    monkeypatch.setattr(janitor, "SWEEP_ROWS", 8)
+    lab = Lab(segments=2, nbytes=MIB)
+    lab.put(range(50), 1000, preferred=("segment0",))
+    lab.put(range(50, 100), 1000, preferred=("segment1",))
+    lab.tick()  # from here on a sweep is under way
+    lab.shard.unmount(lab.now, lab.client, lab.uuid(0))
+    assert lab.remove([1, 60]) == [S.NOT_FOUND, S.OK]
+    assert lab.shard.stats().objects == 49
+
+
 def test_only_owner_or_admin_unmounts() -> None:
     lab = Lab()
     stranger = lab.open(99)
