@@ -106,7 +106,7 @@ def decoded(arguments):
 def limited(args):
     """The command below `prlimit --nofile=N`, and N; any other as it is, and None."""
     program, _, files = "".join(args[:2]).partition("--nofile=")
-    return (args[2:], int(files)) if program == "prlimit" else (args, None)
+    return (args[2:], int(files)) if program == "prlimit" and files.isdecimal() else (args, None)
 
 
 def serves(args):

@@ -11,8 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mooncake_store.client.extension import anew, ask_all, key_named
-from mooncake_store.client.following import events_in
+from mooncake_store.client.extension import anew, ask_all, events_in, key_named
 from mooncake_store.core.records import EventKind
 from mooncake_store.errors import InvalidArgumentError
 from mooncake_store.program.openapi import Shape

@@ -1,4 +1,4 @@
-"""What packages that build on the client use of it: `admin`, `compat`, `fs` and `serving`.
+"""What packages that build on the client use of it: `admin`, `compat`, `fs`, `page`, `serving`.
 
 Users find all they need in `mooncake_store.client`; this is for code that changes with it. Nothing
 else of the modules of this package is meant for anybody outside.
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from mooncake_store.client.buffers import Memory, new_bytes
 from mooncake_store.client.core import Core
 from mooncake_store.client.failures import BUFFER_SMALL, NOT_RENAMED, OUT_OF_RANGE, error_of
+from mooncake_store.client.following import events_in
 from mooncake_store.client.keys import KeyBatch
 from mooncake_store.client.listing import key_named
 from mooncake_store.client.sessions import PutSession
@@ -41,6 +42,7 @@ __all__ = [
     "ask_all",
     "ask_one",
     "error_of",
+    "events_in",
     "expect_rates",
     "key_named",
     "new_bytes",

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.client.extension import ask_one
-from mooncake_store.client.following import events_in
+from mooncake_store.client.extension import ask_one, events_in
 from mooncake_store.core.records import TIER_NAMES, EventKind, SegmentState
 from mooncake_store.wire.shard import EVENTS, SNAPSHOT, STAT, StatRequest
 

@@ -38,6 +38,13 @@ MEETING = {
     "ls": ["-l"],
     "stat": [NAME],
     "exists": [NAME],
+    "copy": [NAME, "--to", NAME],
+    "move": [NAME, "--from", NAME, "--to", NAME],
+    "drain": [NAME],
+    "jobs": [NAME],
+    "events": ["--url", "mooncake://{bad}/a"],
+    "tenant list": ["--url", "mooncake://{at}/{name}"],
+    "tenant quota": [NAME, "1GiB"],
     "hint": ["pin", NAME],
     "rm": [NAME + "/"],
     "mount": ["mooncake://127.0.0.1:1/{name}", "{to}"],
@@ -71,7 +78,7 @@ MEETING = {
     "secret destroy": ["{to}", NAME],
     "master": ["--host", NAME],
 }
-NOTHING = {"version", "topology", "warmup", "shard list"}
+NOTHING = {"version", "topology", "warmup", "shard list", "completion"}
 """Those that show what no name is in."""
 COMMANDS = [
     name for path, _ in LEAVES if not (name := " ".join(path[1:])).startswith("bench ")

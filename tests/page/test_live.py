@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from mooncake_store import Client, LocalCluster
-from mooncake_store.client.following import events_in
+from mooncake_store.client.extension import events_in
 from mooncake_store.compat.control import Control
 from mooncake_store.core.records import EVENT, EventKind, SegmentState
 from mooncake_store.errors import UnavailableError
