@@ -155,7 +155,7 @@ def _stay_near(sock: socket.socket) -> None:
     """Make ready for a peer on the same host."""
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         sock.setsockopt(socket.SOL_SOCKET, option, _NEAR_BYTES)
-    with contextlib.suppress(PermissionError):  # the machine allows others only
+    with contextlib.suppress(OSError):  # the machine allows others only, or knows no other
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NEAR_CONGESTION)
 
 
