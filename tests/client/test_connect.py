@@ -205,4 +205,6 @@ def test_threads_share_a_client(store):
 
 def test_kernels_are_loaded_once():
     setup.load_kernels()
-    assert setup.load_kernels.cache_info().misses == 1
+    before = setup.load_kernels.cache_info().misses
+    setup.load_kernels()
+    assert setup.load_kernels.cache_info().misses == before

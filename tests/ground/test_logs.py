@@ -290,6 +290,6 @@ def test_what_nobody_caught_is_a_line_as_well(recwarn):
 
 
 def test_those_that_a_program_starts_are_told_how_it_logs():
-    assert chosen() == {"log_level": "warning", "log_json": False}
-    logged("debug", as_json=True)
-    assert chosen() == {"log_level": "debug", "log_json": True}
+    for level, as_json in (("error", False), ("debug", True)):
+        logged(level, as_json=as_json)
+        assert chosen() == {"log_level": level, "log_json": as_json}
