@@ -31,7 +31,7 @@ demo: setup-test ## run the main jobs on embedded defaults and say what they did
 	@$(PY) -m mooncake_store.demo
 	@$(PY) -m serving.demo
 
-test: setup-test ## the default suite (under 15 minutes)
+test: setup-test ## the default suite (some 20 minutes on two cores)
 	@.venv/bin/mooncake warmup
 	@$(PY) -m pytest -n auto --dist worksteal
 
