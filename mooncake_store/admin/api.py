@@ -9,7 +9,16 @@ from msgspec import Meta
 
 from mooncake_store.admin.jobs import Job
 from mooncake_store.admin.pool import Event, Namespace
-from mooncake_store.program.openapi import TEXT, Answer, Api, Operation, Parameter, Shape, openapi
+from mooncake_store.program.openapi import (
+    TEXT,
+    Answer,
+    Api,
+    Failed,
+    Operation,
+    Parameter,
+    Shape,
+    openapi,
+)
 
 __all__ = [
     "ADMINS",
@@ -22,14 +31,12 @@ __all__ = [
     "READS",
     "CopyWish",
     "DrainWish",
-    "Failed",
     "MoveWish",
     "QuotaWish",
     "Ready",
     "RemoveWish",
     "SplitWish",
     "StopWish",
-    "Why",
     "description",
 ]
 
@@ -95,20 +102,6 @@ class QuotaWish(Wish, frozen=True):
 
     namespace: Annotated[str, Meta(min_length=1, max_length=255)]
     bytes: Annotated[int, Meta(ge=1, le=_QUOTA_MAX)] | None
-
-
-class Why(Shape, frozen=True):
-    """The number of an error (docs/reference/errors.md), what is wrong, and the next step."""
-
-    code: int
-    message: str
-    advice: str
-
-
-class Failed(Shape, frozen=True):
-    """Why something was not done."""
-
-    error: Why
 
 
 class Health(Shape, frozen=True):

@@ -107,11 +107,10 @@ class Job(Shape, frozen=True):
 
 def list_jobs(core: Core) -> Steps[list[Job]]:
     """Return what runs or ended a while ago; what runs comes first."""
-    return anew(lambda: _listed(core))
+    return anew(lambda until: _listed(core, until), core.until({}))
 
 
-def _listed(core: Core) -> Steps[list[Job]]:
-    until = core.until({})
+def _listed(core: Core, until: float) -> Steps[list[Job]]:
     first: list[Call] = [
         (CLUSTER, STATUS, STATUS.request.pack(StatusRequest())),
         (CLUSTER, HOSTS, HOSTS.request.pack(HostsRequest())),
@@ -195,11 +194,12 @@ def begin_copy(
     core: Core, key: str | bytes, targets: Sequence[str], source: str | None = None
 ) -> Steps[Job]:
     """Begin to copy an object to segments, or to move it to one where `source` is named."""
-    return anew(lambda: _copy(core, key, targets, source))
+    return anew(lambda until: _copy(core, key, targets, source, until), core.until({}))
 
 
-def _copy(core: Core, key: str | bytes, targets: Sequence[str], source: str | None) -> Steps[Job]:
-    until = core.until({})
+def _copy(
+    core: Core, key: str | bytes, targets: Sequence[str], source: str | None, until: float
+) -> Steps[Job]:
     status = yield from _status(until)
     to = [_named(status, each).number for each in targets]
     start = -1 if source is None else _named(status, source).number

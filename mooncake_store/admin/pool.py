@@ -72,11 +72,10 @@ class Events(NamedTuple):
 
 def list_namespaces(core: Core) -> Steps[list[Namespace]]:
     """Return all of them, by name."""
-    return anew(lambda: _namespaces(core))
+    return anew(lambda until: _namespaces(core, until), core.until({}))
 
 
-def _namespaces(core: Core) -> Steps[list[Namespace]]:
-    until = core.until({})
+def _namespaces(core: Core, until: float) -> Steps[list[Namespace]]:
     sums: dict[str, list[int]] = {}
     asked = dict.fromkeys(range(core.shards), -1)
     while asked:
@@ -104,14 +103,14 @@ def _namespaces(core: Core) -> Steps[list[Namespace]]:
 
 def set_quota(core: Core, namespace: str, quota_bytes: int | None) -> Steps[None]:
     """Give a namespace a quota over all shards, or None; where one fails others may have it."""
-    return anew(lambda: _set(core, namespace, -1 if quota_bytes is None else quota_bytes))
+    wish = SetQuota(namespace, -1 if quota_bytes is None else quota_bytes)
+    return anew(lambda until: _set(core, wish, until), core.until({}))
 
 
-def _set(core: Core, namespace: str, quota_bytes: int) -> Steps[None]:
-    wish = SetQuota(namespace, quota_bytes)
+def _set(core: Core, wish: SetQuota, until: float) -> Steps[None]:
     body = SET_QUOTA.request.pack(wish)
     calls = [(shard, SET_QUOTA, body) for shard in range(core.shards)]
-    yield from ask_all(calls, core.until({}))
+    yield from ask_all(calls, until)
 
 
 def events_after(
@@ -122,13 +121,16 @@ def events_after(
     Waits for the first event, on each shard, no longer than it is told to. `of_default` leaves out
     what happened to objects of other namespaces than the default one.
     """
-    return anew(lambda: _events(core, after, limit, wait_s, of_default=of_default))
+    return anew(
+        lambda until: _events(core, after, limit, wait_s, until, of_default=of_default),
+        core.until({}),
+    )
 
 
 def _events(
-    core: Core, after: str, limit: int, wait_s: float, *, of_default: bool
+    core: Core, after: str, limit: int, wait_s: float, until: float, *, of_default: bool
 ) -> Steps[Events]:
-    until, known = core.until({}), _places(after)
+    known = _places(after)
     if len(known) != core.shards:  # nobody has followed, or there were others then
         return Events([], (yield from _now(core, until)), bool(known))
     most = min(BATCH_MAX, -(-limit // core.shards))

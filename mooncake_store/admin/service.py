@@ -53,6 +53,7 @@ from mooncake_store.errors import (
     ReplicaNotReadyError,
     StoreError,
 )
+from mooncake_store.program.openapi import Failed, Why
 from mooncake_store.wire.hosts import HOSTS, SPLIT, HostsRequest, Split
 from transfer_engine import audit
 from transfer_engine.rpc.http import JSON, HttpReply
@@ -389,5 +390,5 @@ def _told(content: Any, status: int = 200) -> HttpReply:
 
 
 def _failed(error: StoreError, status: int) -> HttpReply:
-    why = api.Why(error.code, str(error).removesuffix(f"; {error.advice}"), error.advice)
-    return _told(api.Failed(why), status)
+    why = Why(error.code, str(error).removesuffix(f"; {error.advice}"), error.advice)
+    return _told(Failed(why), status)

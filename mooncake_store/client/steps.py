@@ -130,11 +130,11 @@ def ask_all(calls: list[Call], until: float) -> Steps[list[Any]]:
     return [each[1].reply.unpack(body) for each, body in zip(calls, bodies, strict=True)]
 
 
-def anew(make: Callable[[], Steps[T]]) -> Steps[T]:
-    """Ask all shards, and begin again where there is another number of them by now."""
+def anew(make: Callable[[float], Steps[T]], until: float) -> Steps[T]:
+    """Ask all shards until then, and begin again where there is another number of them by now."""
     while True:
         try:
-            return (yield from make())
+            return (yield from make(until))
         except ReshardedError:
             continue
 

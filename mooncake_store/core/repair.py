@@ -53,9 +53,8 @@ class Repair:
         self._state = state
         self._tasks = tasks
         self._copies: dict[int, int] = {}  # row -> its unfinished copy
-        self._cramped: dict[
-            int, int
-        ] = {}  # segment -> the least size it had no room in one piece for
+        self._cramped: dict[int, int] = {}
+        """Segment -> the least size that it had no room in one piece for."""
         self._looking = False  # a round runs
         self._cursor = 0
         self._due = 0  # when the next round begins; NEVER while one runs that nothing disturbed

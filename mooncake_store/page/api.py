@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from mooncake_store.page.assets import file_operations
-from mooncake_store.program.openapi import Answer, Operation, Parameter, Shape
+from mooncake_store.program.openapi import Answer, Failed, Operation, Parameter
 
-__all__ = ["LIVE", "OPERATIONS", "OWN", "Refusal"]
+__all__ = ["LIVE", "OPERATIONS", "OWN"]
 
 LIVE = "text/event-stream"
 OWN = (
@@ -19,40 +19,26 @@ OWN = (
 )  # fmt: skip
 
 
-class Why(Shape, frozen=True):
-    """What is wrong, and what to do about it."""
-
-    code: int
-    message: str
-    advice: str
-
-
-class Refusal(Shape, frozen=True):
-    """Why something was not told."""
-
-    error: Why
-
-
-_REFUSED = (Answer(503, "the master is starting, or does not answer", Refusal),)
+_REFUSED = (Answer(503, "the master is starting, or does not answer", Failed),)
 OPERATIONS = (
     *file_operations(OWN),
     Operation(
         "live", "GET", "/page/live", "Tell figures, the history and events as they change",
         (Answer(200, "server-sent events, without an end", kind=LIVE),
-         Answer(503, "the master is starting, or too many watch", Refusal)),
+         Answer(503, "the master is starting, or too many watch", Failed)),
         access="public",
     ),
     Operation(
         "objects", "GET", "/page/objects", "List objects whose keys begin with a text",
         (Answer(200, "a page of them", dict[str, Any]),
-         Answer(400, "that is no place in a list", Refusal), *_REFUSED),
+         Answer(400, "that is no place in a list", Failed), *_REFUSED),
         parameters=(Parameter("prefix", "how keys begin"), Parameter("after", "where to go on")),
         access="public",
     ),
     Operation(
         "object", "GET", "/page/object", "Tell all that is known of an object",
         (Answer(200, "that, and what happened to it lately", dict[str, Any]),
-         Answer(400, "that is no key", Refusal), *_REFUSED),
+         Answer(400, "that is no key", Failed), *_REFUSED),
         parameters=(Parameter("key", "its key", required=True),),
         access="public",
     ),

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 import threading
 import time
@@ -148,7 +149,9 @@ def _error_in(record: logging.LogRecord) -> StoreError | None:
 def _plain(value: Any) -> str | float:
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
-    return value if isinstance(value, int | float) else str(value)
+    if isinstance(value, int | float) and math.isfinite(value):  # JSON has no other numbers
+        return value
+    return str(value)
 
 
 def configure(level: str = "info", *, as_json: bool = False, stream: TextIO | None = None) -> None:

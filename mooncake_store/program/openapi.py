@@ -25,7 +25,10 @@ from mooncake_store import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["JSON", "PATH", "TEXT", "Answer", "Api", "Operation", "Parameter", "Shape", "openapi"]
+__all__ = [
+    "JSON", "PATH", "TEXT", "Answer", "Api", "Failed", "Operation", "Parameter", "Shape", "Why",
+    "openapi",
+]  # fmt: skip
 
 PATH = "/openapi.json"
 JSON, TEXT = "application/json", "text/plain"
@@ -40,6 +43,20 @@ _SECURED = {"token": "token", "admin": "administrators"}
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A body of an answer: it has these fields and no others."""
+
+
+class Why(Shape, frozen=True):
+    """The number of an error (docs/reference/errors.md), what is wrong, and the next step."""
+
+    code: int
+    message: str
+    advice: str
+
+
+class Failed(Shape, frozen=True):
+    """Why something was not told, or not done."""
+
+    error: Why
 
 
 class Document(msgspec.Struct, frozen=True):

@@ -57,7 +57,7 @@ def notify(*said: str) -> None:
 def beat_pause_s() -> float | None:
     """After how long the manager is to hear of this process again; None if it does not wait."""
     micros, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
-    if not micros.isdigit() or int(micros) == 0 or pid not in ("", str(os.getpid())):
+    if not micros.isdecimal() or int(micros) == 0 or pid not in ("", str(os.getpid())):
         return None
     return int(micros) / 1e6 / BEATS
 

@@ -257,7 +257,7 @@ def test_each_line_is_json_whatever_is_logged(name):
     record = logging.LogRecord("alloc", logging.INFO, "", 0, "%s %%", (value,), None)
     record.key = record.peer = value
     (line,) = JsonFormatter().format(record).splitlines()
-    assert json.loads(line)["message"] == f"{value} %"
+    assert json.loads(line, parse_constant=pytest.fail)["message"] == f"{value} %"
     try:
         raise ValueError(value)
     except ValueError:

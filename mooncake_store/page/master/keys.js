@@ -1,7 +1,7 @@
 // Objects by key, all that is known of one, and what is read most.
 
 import { age, count, element, say } from "./parts.js";
-import { body, cell, keep, table } from "./rows.js";
+import { body, cell, define, keep, table } from "./rows.js";
 import { change } from "./changes.js";
 import { eventsTable, listEvents } from "./events.js";
 import { moment, size } from "./words.js";
@@ -160,14 +160,7 @@ function showFacts(into, object) {
     ...object.replicas.map((replica, at) => [`replica ${at + 1}, ${replica.tier}`,
       `${replica.segment} at ${count(replica.offset)}, host ${replica.host}`]),
   ];
-  while (into.children.length < facts.length)
-    into.append(element("div", {}, element("dt"), element("dd")));
-  while (into.children.length > facts.length) into.lastChild.remove();
-  facts.forEach(([name, value], at) => {
-    const [term, description] = into.children[at].children;
-    say(term, name);
-    say(description, value);
-  });
+  define(into, facts);
 }
 
 async function heat() {

@@ -1,13 +1,26 @@
 // Tables whose rows are made once and then changed where they differ, so that whoever reads them,
 // selects or moves by keyboard is not disturbed every second. On a phone a row is a card.
 
-import { element } from "./parts.js";
+import { element, mark, say } from "./parts.js";
 
 export const cell = (kind, label, ...content) =>
   element("td", { class: kind, role: "cell", ...(label && { "data-label": label }) }, ...content);
 
 export const withBar = (label, text, bar) =>
   element("div", { class: "with", "data-label": label }, text, bar);
+
+// Names and what they are called by, in rows that stay; `whole` of them are of the full width.
+export function define(into, facts, whole = 0) {
+  while (into.children.length < facts.length)
+    into.append(element("div", {}, element("dt"), element("dd")));
+  while (into.children.length > facts.length) into.lastChild.remove();
+  facts.forEach(([name, value], at) => {
+    const [term, description] = into.children[at].children;
+    say(term, name);
+    say(description, value);
+    mark(into.children[at], "class", at < whole ? "whole" : "");
+  });
+}
 
 // What a row of one line is in: some have more lines.
 export const body = (...cells) =>

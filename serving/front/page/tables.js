@@ -3,7 +3,7 @@
 import { SOURCES, SOURCE_NAMES, STAGES } from "./kinds.js";
 import { age, bar, count, element, fill, mark, percent, say, seconds, sum } from "./parts.js";
 import { tail, words } from "./parts.js";
-import { body, cell, keep, table, withBar } from "./rows.js";
+import { body, cell, define, keep, table, withBar } from "./rows.js";
 
 // -- workers
 
@@ -151,13 +151,5 @@ function explain(into, request) {
     ...STAGES.map((name) => [name, seconds(request.seconds[name])]),
     ...SOURCES.map((name) => [`tokens, ${SOURCE_NAMES[name]}`, count(request.sources[name] || 0)]),
   );
-  while (into.children.length < facts.length)
-    into.append(element("div", {}, element("dt"), element("dd")));
-  while (into.children.length > facts.length) into.lastChild.remove();
-  facts.forEach(([name, value], at) => {
-    const [term, description] = into.children[at].children;
-    say(term, name);
-    say(description, value);
-    mark(into.children[at], "class", at < whole ? "whole" : "");
-  });
+  define(into, facts, whole);
 }
